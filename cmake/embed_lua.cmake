@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Writes OUT: a C table of the Lua files in FILES (relative to ROOT), for package.searchers.
+set(text "/* Made by cmake/embed_lua.cmake. */\n#include \"lua/bsl.h\"\n")
+set(table "")
+set(i 0)
+foreach(file IN LISTS FILES)
+  file(READ ${ROOT}/${file} hex HEX)
+  string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
+  string(REGEX REPLACE "^lua/(.*)\\.lua$" "\\1" path "${file}")
+  string(REPLACE "/" "." name "${path}")
+  string(REGEX REPLACE "\\.init$" "" name "${name}")
+  string(APPEND text "static const unsigned char file_${i}[] = {${bytes}0};\n")
+  string(APPEND table "    {\"${name}\", \"@${path}.lua\", file_${i}, sizeof file_${i} - 1},\n")
+  math(EXPR i "${i} + 1")
+endforeach()
+string(APPEND text "const bsl_embedded bsl_embedded_files[] = {\n${table}    {0, 0, 0, 0}};\n")
+file(WRITE ${OUT} "${text}")

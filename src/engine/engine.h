@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** engine.h: what tensor, stream and train share: a device with its queues, pool, binding, and the
+** micro-batches of the step. Includes dev; knows nothing of tensors, files or slots.
+*/
+#ifndef BS_ENGINE_H
+#define BS_ENGINE_H
+
+#include "dev/dev.h"
+
+struct bs_engine {
+    bs_dev *dev;
+    bs_dev_props props;
+    bsi_queue *compute, *copy_in, *copy_out;
+    bsi_pool *pool;
+    bs_binding binding;
+    uint64_t seed;
+    uint64_t launches;
+    bool sealed;
+
+    /* Expand region: f32 copies of the visit's tensors that are not stored as f32. `expanded` holds one
+       flag per 256-byte-aligned expand offset in use, valid for expand_generation only. */
+    bsi_addr expand;
+    size_t expand_bytes;
+    uint64_t expand_generation;
+
+    void *scope; /* of the tensor layer */
+    /* Streams register here; every blocking wait and every launch advances them. */
+    void (*pump)(void *ud);
+    void *pump_ud;
+};
+
+/* Launch on the compute queue and pump. */
+bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call);
+/* Wait for the compute queue's present end (event, not the whole device). */
+bs_status bsi_engine_drain(bs_engine *e);
+/* Small pinned read-back buffer: copy n bytes from device, wait, deliver. */
+bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to);
+/* Copy host bytes to the device through a pinned staging buffer, on the compute queue; waits only for the
+   staging buffer's previous use. */
+bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t bytes);
+
+static inline bsi_addr bsi_place_addr(const bs_place *p)
+{
+    return (bsi_addr){(bsi_mem *)p->mem, p->off};
+}
+static inline bs_place bsi_place(bsi_addr a, bs_dtype t, int64_t rows, int64_t cap, int64_t channels)
+{
+    return (bs_place){a.mem, a.off, t, rows, cap, channels};
+}
+
+/* What a batch keeps per micro-batch: host copies, and device arrays of fixed capacity. */
+typedef struct bsi_micro {
+    int64_t tokens, rows, labelled;
+    int64_t *ids;      /* host [tokens] */
+    int64_t *target;   /* host [labelled] token ids */
+    int32_t *position; /* host [labelled] token index of each trained position */
+    bsi_addr pos;      /* device i32 [capacity]: position of each token in its row */
+    bsi_addr row_id;   /* device i32 [capacity]: identity of each token's row */
+    bsi_addr cu;       /* device i32 [rows + 1]: row starts */
+    bsi_addr dev_ids;  /* device i32 [capacity] */
+    bsi_addr label_at; /* device i32 [capacity]: token index of the i-th trained position */
+    bsi_addr label_id; /* device i32 [capacity]: its target id */
+} bsi_micro;
+
+struct bs_batch {
+    bs_engine *e;
+    bs_batch_cfg cfg;
+    int micros; /* of the coming step */
+    bsi_micro *micro;
+};
+
+#endif
