@@ -47,8 +47,7 @@ struct bs_head {
     float *host_tile; /* [chunk, tile_rows], when logits are wanted */
 };
 
-/* ---- open
- * ------------------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 typedef struct head_sizes {
     size_t matrix, vector, logits, factor, sums, total;
@@ -193,8 +192,7 @@ void bs_head_close(bs_head *h)
     bsi_free(h);
 }
 
-/* ---- a pass
- * ------------------------------------------------------------------------------------------------- */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
 bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count)
 {
@@ -296,9 +294,7 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
     return BS_OK;
 }
 
-/* ---- tiles
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 typedef struct tile { /* one chunk of rows against one tile of the vocabulary */
     bsi_addr w;       /* [V, channels] */
@@ -547,9 +543,7 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
     return BS_OK;
 }
 
-/* ---- results
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 bs_status bs_head_loss(bs_head *h, double *out)
 {

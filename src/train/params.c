@@ -38,8 +38,7 @@ void bs_params_close(bs_params *p)
     bsi_free(p);
 }
 
-/* ---- registration
- * ------------------------------------------------------------------------------------ */
+/* ---- registration ---------------------------------------------------------------------------- */
 
 static bs_status reserve(bs_params *p)
 {
@@ -141,8 +140,7 @@ uint64_t bs_params_device_bytes(const bs_params *p)
     return p->own + bsi_params_grad_bytes(p) + 2 * bsi_params_moment_bytes(p) + (p->n ? PAD : 0);
 }
 
-/* ---- seal
- * ---------------------------------------------------------------------------------------------- */
+/* ---- seal ------------------------------------------------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {
@@ -212,8 +210,7 @@ bs_status bs_params_ref(const bs_params *p, int id, bs_param_ref *out)
     return BS_OK;
 }
 
-/* ---- host copies
- * ----------------------------------------------------------------------------------------- */
+/* ---- host copies ----------------------------------------------------------------------------- */
 
 static bs_status write_f32(bs_params *p, const bsi_param *q, bsi_addr to, const bs_array *a)
 {
