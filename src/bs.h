@@ -432,6 +432,9 @@ BS_API const char *bs_params_name(const bs_params *p, int id);
 BS_API BS_NODISCARD bs_status bs_params_set(bs_params *p, int id, const bs_array *value); /* f32 master */
 BS_API BS_NODISCARD bs_status bs_params_get(bs_params *p, int id, bs_array **out);
 BS_API BS_NODISCARD bs_status bs_params_grad(bs_params *p, int id, bs_array **out);
+/* AdamW moments for checkpoints; which: 1 = first, 2 = second. BS_STATE for a parameter without them. */
+BS_API BS_NODISCARD bs_status bs_params_moment(bs_params *p, int id, int which, bs_array **out);
+BS_API BS_NODISCARD bs_status bs_params_set_moment(bs_params *p, int id, int which, const bs_array *value);
 /* Kaiming-uniform with a = sqrt 5 (uniform in +-1/sqrt cols) by Philox(seed, name). */
 BS_API BS_NODISCARD bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed);
 BS_API BS_NODISCARD bs_status bs_params_zero_grad(bs_params *p);
