@@ -89,7 +89,7 @@ static bs_status upload(bs_batch *b, bsi_addr to, const int32_t *v, int64_t n)
 
 bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
 {
-    int64_t tokens, at = 0, n = 0;
+    int64_t tokens = 0, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
     bsi_micro *m = &b->micro[micro];
     /* Four arrays of `tokens` and one of rows + 1, host side. */
