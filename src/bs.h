@@ -421,7 +421,8 @@ BS_API BS_NODISCARD bs_status bs_params_add(bs_params *p, const char *name, int6
 /* A base weight: gradient accumulator only; its value is the block's tensor. */
 BS_API BS_NODISCARD bs_status bs_params_add_base(bs_params *p, const char *name, int64_t rows,
                                                  int64_t cols, int *out);
-/* Makes a base parameter updatable: home is its f32 bytes in a gpu home (before seal: moments). */
+/* Makes a base parameter updatable: home is its f32 bytes in a gpu home. Before seal, because of the
+   moments; a home that is not known by then has mem NULL and is named by a second call after seal. */
 BS_API BS_NODISCARD bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home);
 /* Fixed device bytes that these parameters take (the plan asks before it opens an engine). */
 BS_API uint64_t bs_params_device_bytes(const bs_params *p);

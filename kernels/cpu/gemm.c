@@ -22,39 +22,51 @@ struct gemm {
     int64_t tile_m, tile_n; /* grid */
 };
 
-static float element(const float *x, int64_t ld, bool t, int64_t i, int64_t j)
+/* block[i][j] = x[i][j], or x[j][i] when t, for i < m and j < n; x has leading dimension ld. */
+static void pack(float (*block)[BLOCK], const float *x, int64_t ld, bool t, int m, int n)
 {
-    return t ? x[j * ld + i] : x[i * ld + j];
+    if (t)
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < m; i++)
+                block[i][j] = x[j * ld + i];
+    else
+        for (int i = 0; i < m; i++)
+            memcpy(block[i], x + i * ld, (size_t)n * sizeof *x);
 }
 
-/* acc[i][j] += sum over k of a[i][k] * b[k][j], k in order; n columns in whole vectors of 16. */
-BSK_WIDE static void plain_block(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)[BLOCK], int m,
-                                 int n, int kn)
+typedef float lanes __attribute__((vector_size(32), may_alias));
+
+/* acc[i][j] += sum over k < kn of a[i][k] * b[k][j], k in order; in steps of 4 rows and 16 columns. */
+BSK_WIDE static void multiply(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)[BLOCK], int m, int n,
+                              int kn)
 {
-    for (int i = 0; i < m; i++)
+    for (int i = 0; i < m; i += 4)
         for (int j = 0; j < n; j += 16) {
-            float sum[16];
-            memcpy(sum, &acc[i][j], sizeof sum);
-            for (int k = 0; k < kn; k++)
-                for (int l = 0; l < 16; l++)
-                    sum[l] += a[i][k] * b[k][j + l];
-            memcpy(&acc[i][j], sum, sizeof sum);
+            lanes sum[4][2];
+            for (int r = 0; r < 4; r++)
+                for (int l = 0; l < 2; l++)
+                    sum[r][l] = *(const lanes *)&acc[i + r][j + 8 * l];
+            for (int k = 0; k < kn; k++) {
+                const lanes *row = (const lanes *)&b[k][j];
+                for (int r = 0; r < 4; r++)
+                    for (int l = 0; l < 2; l++)
+                        sum[r][l] += a[i + r][k] * row[l];
+            }
+            for (int r = 0; r < 4; r++)
+                for (int l = 0; l < 2; l++)
+                    *(lanes *)&acc[i + r][j + 8 * l] = sum[r][l];
         }
 }
 
-/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. */
+/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc. */
 static void plain_tile(const struct gemm *g, int64_t i0, int64_t j0, int m, int n)
 {
-    float acc[BLOCK][BLOCK] = {{0}}, a[BLOCK][BLOCK], b[BLOCK][BLOCK];
+    _Alignas(32) float acc[BLOCK][BLOCK] = {{0}}, a[BLOCK][BLOCK] = {{0}}, b[BLOCK][BLOCK] = {{0}};
     for (int64_t k0 = 0; k0 < g->K; k0 += BLOCK) {
         int kn = (int)BSI_MIN(BLOCK, g->K - k0);
-        for (int i = 0; i < m; i++)
-            for (int k = 0; k < kn; k++)
-                a[i][k] = element(g->A, g->lda, g->ta, i0 + i, k0 + k);
-        for (int k = 0; k < kn; k++)
-            for (int j = 0; j < BLOCK; j++)
-                b[k][j] = j < n ? element(g->B, g->ldb, g->tb, k0 + k, j0 + j) : 0.0f;
-        plain_block(acc, a, b, m, n, kn);
+        pack(a, g->A + (g->ta ? k0 * g->lda + i0 : i0 * g->lda + k0), g->lda, g->ta, m, kn);
+        pack(b, g->B + (g->tb ? j0 * g->ldb + k0 : k0 * g->ldb + j0), g->ldb, g->tb, kn, n);
+        multiply(acc, a, b, m, n, kn);
     }
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {

@@ -67,6 +67,10 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
     if (!(norm >= 0) || !isfinite(norm))
         return bsi_fail(BS_NONFINITE, "AdamW step %lld: the gradient norm is %g; nothing was changed",
                         (long long)cfg->step, norm);
+    for (int i = 0; i < p->n; i++)
+        if (p->param[i].update && !p->param[i].home.mem)
+            return bsi_fail(BS_STATE, "parameter '%s' has not been told its home; nothing was changed",
+                            p->param[i].name);
     double scale = cfg->clip > 0 ? fmin(1.0, cfg->clip / (norm + 1e-6)) : 1.0;
     bsi_kcall c = {.op = BSK_ADAMW,
                    .n_args = 4,

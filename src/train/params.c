@@ -107,17 +107,11 @@ static bs_status find_sealed(const bs_params *p, int id, const bsi_param **out)
     return BS_OK;
 }
 
-bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home)
+static bs_status check_home(const bsi_param *q, const bs_place *home)
 {
-    const bsi_param *found;
-    BSI_TRY(find(p, id, &found));
-    bsi_param *q = &p->param[id];
-    if (p->sealed)
-        return bsi_fail(BS_STATE, "parameter '%s' is made updatable after the set was sealed", q->name);
-    if (!q->base || q->update)
-        return bsi_fail(BS_STATE, "parameter '%s' is %s", q->name,
-                        q->base ? "updatable already"
-                                : "no base parameter: it has a master of its own");
+    if (!q->base)
+        return bsi_fail(BS_STATE, "parameter '%s' is no base parameter: it has a master of its own",
+                        q->name);
     if (home->dtype != BS_DTYPE_F32)
         return bsi_fail(BS_DTYPE,
                         "parameter '%s' is stored as %s; only f32 weights can be updated in place",
@@ -126,10 +120,23 @@ bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home)
         return bsi_fail(BS_SHAPE, "parameter '%s' is [%lld, %lld], its home [%lld, %lld]", q->name,
                         (long long)q->rows, (long long)q->cols, (long long)home->rows,
                         (long long)home->channels);
-    if (p->e && !home->mem)
-        return bsi_fail(BS_ARG, "parameter '%s' has no gpu home to update", q->name);
-    q->update = true;
+    return BS_OK;
+}
+
+bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home)
+{
+    const bsi_param *found = NULL;
+    BSI_TRY(find(p, id, &found));
+    bsi_param *q = &p->param[id];
+    BSI_TRY(check_home(q, home));
+    if (q->home.mem || (q->update && !p->sealed))
+        return bsi_fail(BS_STATE, "parameter '%s' is updatable already", q->name);
+    if (p->sealed && !q->update)
+        return bsi_fail(BS_STATE, "parameter '%s' is made updatable after the set was sealed", q->name);
     q->home = *home;
+    if (q->update)
+        return BS_OK;
+    q->update = true;
     q->moment = p->moments;
     p->moments += bsi_round_up(q->bytes, PAD);
     return BS_OK;
@@ -244,6 +251,8 @@ static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
     if (q->base && !q->update)
         return bsi_fail(
             BS_STATE, "parameter '%s' is a frozen block's tensor: it has no value of its own", q->name);
+    if (q->base && !q->home.mem)
+        return bsi_fail(BS_STATE, "parameter '%s' has not been told its home yet", q->name);
     *out = q->base ? bsi_place_addr(&q->home) : bsi_addr_add(p->value, q->off);
     return BS_OK;
 }

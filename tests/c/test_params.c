@@ -101,7 +101,6 @@ static void test_refused(void **state)
     fails(bs_params_update_base(p, b, &home), BS_DTYPE, "bf16");
     home.dtype = BS_DTYPE_F32;
     fails(bs_params_update_base(p, a, &home), BS_STATE, "no base parameter");
-    fails(bs_params_update_base(p, b, &home), BS_ARG, "home");
     home.rows = 5;
     fails(bs_params_update_base(p, b, &home), BS_SHAPE, "[5, 4]");
     fails(bs_params_get(p, a, &out), BS_STATE, "sealed");
@@ -116,6 +115,8 @@ static void test_refused(void **state)
     fails(bs_params_set(p, a, wrong), BS_SHAPE, "[2, 3]");
     ok(bs_array_new(BS_DTYPE_F16, 2, (int64_t[]){2, 3}, &half));
     fails(bs_params_set(p, a, half), BS_DTYPE, "f16");
+    home.rows = 4;
+    fails(bs_params_update_base(p, b, &home), BS_STATE, "after the set was sealed");
     fails(bs_params_get(p, b, &out), BS_STATE, "frozen");
     fails(bs_params_init_kaiming(p, b, 1), BS_STATE, "frozen");
     fails(bs_params_moment(p, b, 1, &out), BS_STATE, "no moments");
@@ -355,8 +356,15 @@ static void test_adamw(void **state)
     ok(bs_params_add(p, "a", 3, 7, &id[0]));
     ok(bs_params_add_base(p, "w", 3, 2, &id[2]));
     ok(bs_params_add(p, "b", 2, 2, &id[1]));
-    ok(bs_params_update_base(p, id[2], &home));
+    ok(bs_params_update_base(p, id[2], &(bs_place){.rows = 3, .channels = 2}));
+    fails(bs_params_update_base(p, id[2], &home), BS_STATE, "already");
     ok(bs_params_seal(p));
+    bs_adamw c = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 3};
+    c.step = 1;
+    fails(bs_params_apply(p, &c, 1), BS_STATE, "home");
+    fails(bs_params_get(p, id[2], &a), BS_STATE, "home");
+    ok(bs_params_update_base(p, id[2], &home));
+    fails(bs_params_update_base(p, id[2], &home), BS_STATE, "already");
     for (int i = 0; i < 21; i++)
         s[0].p[i] = start[i] = 0.1f * (float)i - 1;
     for (int i = 0; i < 6; i++)
@@ -364,7 +372,6 @@ static void test_adamw(void **state)
     a = array(3, 7, start);
     ok(bs_params_set(p, id[0], a));
     bs_array_free(a);
-    bs_adamw c = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 3};
     int clipped = 0;
     for (c.step = 1; c.step <= 12; c.step++) {
         double sum = 0, norm;
