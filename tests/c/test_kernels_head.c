@@ -5,12 +5,12 @@
 enum { T = 6, C = 5, V = 70 };
 
 struct head {
-    float *x, *w;         /* [T,C], [V,C] */
+    float *x, *w; /* [T,C], [V,C] */
     int32_t label[T];
     float cap;
-    double loss[T];       /* expected */
-    double dx[T][C];      /* expected, of mean loss */
-    double dl[T][V];      /* expected, of mean loss by raw logits */
+    double loss[T];  /* expected */
+    double dx[T][C]; /* expected, of mean loss */
+    double dl[T][V]; /* expected, of mean loss by raw logits */
 };
 
 static double raw(const struct head *h, int t, int j)
@@ -74,28 +74,36 @@ static void run_head(struct head *h, int tile, bsk_par *par, double tol)
         int n = BSI_MIN(tile, V - first);
         float *w = h->w + first * C;
         bsk_gemm_plain_f32(par, false, true, T, n, C, 1, h->x, C, w, C, 0, logits, n);
-        launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, h->label, m, s, ly, factor},
-                                         .n = {T, n, first, h->cap > 0}, .f = {capd}}, par);
+        launch(BSK_HEAD_TILE,
+               (bsk_call){.p = {logits, h->label, m, s, ly, factor},
+                          .n = {T, n, first, h->cap > 0},
+                          .f = {capd}},
+               par);
         launch(BSK_ROW_MUL, (bsk_call){.p = {acc, factor}, .n = {T, C}}, par);
         bsk_gemm_plain_f32(par, false, false, T, C, n, 1, logits, n, w, C, 1, acc, C);
-        launch(BSK_HEAD_PICK, (bsk_call){.p = {w, h->label, ly, wy}, .n = {T, C, first, n, h->cap > 0},
-                                         .f = {capd}}, par);
+        launch(BSK_HEAD_PICK,
+               (bsk_call){.p = {w, h->label, ly, wy}, .n = {T, C, first, n, h->cap > 0}, .f = {capd}},
+               par);
     }
-    launch(BSK_HEAD_FINISH, (bsk_call){.p = {m, s, ly, acc, wy, loss, dx}, .n = {T, C}, .f = {1.0 / T}}, par);
+    launch(BSK_HEAD_FINISH, (bsk_call){.p = {m, s, ly, acc, wy, loss, dx}, .n = {T, C}, .f = {1.0 / T}},
+           par);
     for (int t = 0; t < T; t++) {
         if (!(fabs((double)loss[t] - h->loss[t]) <= tol * h->loss[t] + 1e-30))
             fail_msg("loss %d: got %.9g, want %.9g", t, (double)loss[t], h->loss[t]);
         near_row("dx", dx + t * C, h->dx[t], C, 8 * tol);
     }
     float alone[T];
-    launch(BSK_HEAD_FINISH, (bsk_call){.p = {m, s, ly, NULL, NULL, alone, NULL}, .n = {T, C}, .f = {1.0 / T}},
-           par);
+    launch(BSK_HEAD_FINISH,
+           (bsk_call){.p = {m, s, ly, NULL, NULL, alone, NULL}, .n = {T, C}, .f = {1.0 / T}}, par);
     same_bits("loss without dx", alone, loss, T);
     for (int first = 0; first < V; first += tile) {
         int n = BSI_MIN(tile, V - first);
         bsk_gemm_plain_f32(par, false, true, T, n, C, 1, h->x, C, h->w + first * C, C, 0, logits, n);
-        launch(BSK_HEAD_DLOGITS, (bsk_call){.p = {logits, h->label, m, s, ly},
-                                            .n = {T, n, first, h->cap > 0}, .f = {(double)inv, capd}}, par);
+        launch(BSK_HEAD_DLOGITS,
+               (bsk_call){.p = {logits, h->label, m, s, ly},
+                          .n = {T, n, first, h->cap > 0},
+                          .f = {(double)inv, capd}},
+               par);
         for (int t = 0; t < T; t++)
             near_row("dlogits", logits + t * n, h->dl[t] + first, n, 8 * tol);
     }
@@ -122,7 +130,8 @@ static void test_tilings(void **state)
     check(3.0f, 2.0f, 8e-6);
 }
 
-/* The label's row of W points along x: p is 1 - 1e-9 and less, and the gradient must not be rounding noise. */
+/* The label's row of W points along x: p is 1 - 1e-9 and less, and the gradient must not be rounding
+ * noise. */
 static void test_learned(void **state)
 {
     (void)state;
@@ -148,12 +157,14 @@ static void test_learned(void **state)
     }
 }
 
-/* Nothing but the label has weight: loss 0, no gradient, no NaN; also before any other column was seen. */
+/* Nothing but the label has weight: loss 0, no gradient, no NaN; also before any other column was seen.
+ */
 static void test_only_label(void **state)
 {
     (void)state;
     int32_t label[1] = {3};
-    float logits[4] = {-INFINITY, -INFINITY, -INFINITY, 5.0f}, m = -INFINITY, s = 0, ly = NAN, factor = NAN;
+    float logits[4] = {-INFINITY, -INFINITY, -INFINITY, 5.0f}, m = -INFINITY, s = 0, ly = NAN,
+          factor = NAN;
     launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, label, &m, &s, &ly, &factor}, .n = {1, 1, 3, 0}},
            &bsk_par_serial); /* logits[0] is column 3 here */
     assert_true(ly == -INFINITY && s == 0 && factor == 0 && logits[0] == 0);
@@ -168,7 +179,8 @@ static void test_only_label(void **state)
            &bsk_par_serial);
     assert_true(loss == 0 && dx[0] == 0 && dx[1] == 0);
     float again[4] = {-INFINITY, -INFINITY, -INFINITY, 5.0f};
-    launch(BSK_HEAD_DLOGITS, (bsk_call){.p = {again, label, &m, &s, &ly}, .n = {1, 4, 0, 0}, .f = {1, 0}},
+    launch(BSK_HEAD_DLOGITS,
+           (bsk_call){.p = {again, label, &m, &s, &ly}, .n = {1, 4, 0, 0}, .f = {1, 0}},
            &bsk_par_serial);
     for (int j = 0; j < 4; j++)
         assert_true(again[j] == 0);
@@ -183,7 +195,8 @@ static void test_nan(void **state)
     logits[13] = NAN;
     launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, label, &m, &s, &ly, &factor}, .n = {1, 20, 0, 0}},
            &bsk_par_serial);
-    launch(BSK_HEAD_FINISH, (bsk_call){.p = {&m, &s, &ly, NULL, NULL, &loss, NULL}, .n = {1, 1}, .f = {1}},
+    launch(BSK_HEAD_FINISH,
+           (bsk_call){.p = {&m, &s, &ly, NULL, NULL, &loss, NULL}, .n = {1, 1}, .f = {1}},
            &bsk_par_serial);
     assert_true(isnan(loss));
 }
@@ -203,8 +216,9 @@ static void test_threads(void **state)
             m[t] = -INFINITY;
             s[t] = 0;
         }
-        launch(BSK_HEAD_TILE, (bsk_call){.p = {l, label, m, s, ly, factor}, .n = {ROWS, WIDE, 0, 1},
-                                         .f = {30.0}}, pars[p]);
+        launch(BSK_HEAD_TILE,
+               (bsk_call){.p = {l, label, m, s, ly, factor}, .n = {ROWS, WIDE, 0, 1}, .f = {30.0}},
+               pars[p]);
         for (int t = 0; t < ROWS; t++) {
             double sum = 0;
             for (int j = 0; j < WIDE; j++)
