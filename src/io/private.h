@@ -36,6 +36,7 @@ void bsi_out_abort(bsi_out *o);
 typedef struct bsi_names {
     struct bsi_name {
         const char *key; /* NULL: empty */
+        uint64_t hash;   /* compared first: most other keys are never touched */
         int64_t value;
     } *at;
     size_t cap; /* a power of two */
