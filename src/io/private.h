@@ -15,6 +15,8 @@
 /* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
    *sys (may be NULL): errno when open itself failed, else 0. */
 bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
+/* Size and identity of an open file. */
+void bsi_file_identify(bsi_file *f, const struct stat *st);
 /* All n bytes at offset, or BS_IO with file, offset, expected and got. */
 bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset);
 
