@@ -149,6 +149,7 @@ static inline void bsl_setbool(lua_State *L, const char *field, bool v)
 
 void bsl_open_core(lua_State *L);
 void bsl_open_json(lua_State *L);
+void bsl_open_system(lua_State *L);
 void bsl_open_array(lua_State *L);
 void bsl_open_file(lua_State *L);
 void bsl_open_manifest(lua_State *L);

@@ -252,6 +252,7 @@ int luaopen_bs(lua_State *L)
     lua_newtable(L);
     bsl_open_core(L);
     bsl_open_json(L);
+    bsl_open_system(L);
     bsl_open_array(L);
     bsl_open_file(L);
     bsl_open_manifest(L);
