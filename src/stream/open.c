@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** open.c: takes what a stream needs for its life and gives it back: slots and gpu homes from the pool
-** (exactly bs_plan_device_bytes), the staging region in pinned memory, events, the reader. Ram homes are
-** allocated by the streamer as their blocks first arrive. One stream per engine: it is what the engine pumps.
+** (exactly bs_plan_device_bytes), the staging region in pinned memory, events, the reader. Ram homes
+*are
+** allocated by the streamer as their blocks first arrive. One stream per engine: it is what the engine
+*pumps.
 */
 #include "stream/stream.h"
 
@@ -65,8 +67,11 @@ static void name_io(bs_stream *s, const bs_io_cfg *io)
     const char *engine = bsi_aio_name(s->aio);
     bool asked_pool = io->engine && strcmp(io->engine, "pool") == 0;
     snprintf(s->stats.io, sizeof s->stats.io, "%s+%s", engine,
-             !buffered ? "direct" : direct ? "mixed" : "buffered");
-    s->stats.fallbacks = (uint64_t)((io->no_direct ? 0 : buffered) + (!asked_pool && strcmp(engine, "pool") == 0));
+             !buffered ? "direct"
+             : direct  ? "mixed"
+                       : "buffered");
+    s->stats.fallbacks =
+        (uint64_t)((io->no_direct ? 0 : buffered) + (!asked_pool && strcmp(engine, "pool") == 0));
 }
 
 static bs_status open_device_slots(bs_stream *s)
@@ -133,7 +138,9 @@ static bs_status open_tiers(bs_stream *s)
     if (!s->home_slot)
         return BS_NOMEM;
     for (int b = 0; b < p->n_blocks; b++)
-        s->home_slot[b] = p->home[b] == BS_HOME_RAM ? s->n_host++ : p->home[b] == BS_HOME_GPU ? s->n_dev++ : -1;
+        s->home_slot[b] = p->home[b] == BS_HOME_RAM   ? s->n_host++
+                          : p->home[b] == BS_HOME_GPU ? s->n_dev++
+                                                      : -1;
     int n_host = s->n_host, n_dev = s->n_dev;
     s->n_host = s->n_dev = 0; /* close must not walk what is not there */
     s->host = bsi_alloc(BS_TAG_HEADER, (size_t)n_host * sizeof *s->host);
@@ -158,7 +165,8 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     s->dry = !s->e->props.executes;
     s->poison = strncmp(s->e->dev->spec, "check:", 6) == 0;
     size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)4096);
-    s->request_bytes = bsi_round_up(cfg->io.request_bytes ? cfg->io.request_bytes : REQUEST_BYTES, align);
+    s->request_bytes =
+        bsi_round_up(cfg->io.request_bytes ? cfg->io.request_bytes : REQUEST_BYTES, align);
     bs_status st = open_files(s, cfg->io.no_direct);
     if (st == BS_OK)
         st = bsi_aio_open(&cfg->io, fault, &s->aio);

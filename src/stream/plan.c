@@ -4,9 +4,12 @@
 ** goes to; the plan calls it to predict and the streamer calls it when a segment is pushed, so what is
 ** predicted is what moves. It looks at the order of visits and at nothing that depends on time.
 **
-** Policy. The victim is the block whose next use is farthest (Belady 1966), never the one of the visit just
-** before, so that a load overlaps it. Left alone, farthest-next-use on a cycle may settle into a period of
-** several segments. Therefore a cyclic segment has a set of blocks that must be in the slots when it ends:
+** Policy. The victim is the block whose next use is farthest (Belady 1966), never the one of the visit
+*just
+** before, so that a load overlaps it. Left alone, farthest-next-use on a cycle may settle into a period
+*of
+** several segments. Therefore a cyclic segment has a set of blocks that must be in the slots when it
+*ends:
 ** what a run from empty slots ends with. They are no victims after their last use in the segment. Each
 ** segment then ends as the one before did, and every warm segment moves the same bytes.
 */
@@ -196,7 +199,8 @@ static void count_bytes(const bs_plan *p, const bs_transfer *t, bs_edge_bytes *o
 static bs_status add(uint64_t *sum, uint64_t n, const char *block)
 {
     if (__builtin_add_overflow(*sum, n, sum))
-        return bsi_fail(BS_ARG, "plan: the sizes of the blocks up to '%s' add up to more than 2^64 bytes", block);
+        return bsi_fail(
+            BS_ARG, "plan: the sizes of the blocks up to '%s' add up to more than 2^64 bytes", block);
     return BS_OK;
 }
 
@@ -220,9 +224,10 @@ static bs_status size_tiers(bs_plan *p)
     p->staging = p->host_slots ? p->host_slots : any_gpu;
     if (__builtin_mul_overflow(p->slot_bytes, (uint64_t)p->dev_slots, &p->device_bytes) ||
         __builtin_mul_overflow(p->host_slot_bytes, (uint64_t)p->host_slots, &p->host_bytes))
-        return bsi_fail(BS_ARG, "plan: %d device slots of %llu bytes and %d host slots of %llu bytes are too many",
-                        p->dev_slots, (unsigned long long)p->slot_bytes, p->host_slots,
-                        (unsigned long long)p->host_slot_bytes);
+        return bsi_fail(
+            BS_ARG, "plan: %d device slots of %llu bytes and %d host slots of %llu bytes are too many",
+            p->dev_slots, (unsigned long long)p->slot_bytes, p->host_slots,
+            (unsigned long long)p->host_slot_bytes);
     BSI_TRY(add(&p->device_bytes, gpu, "gpu homes"));
     return add(&p->host_bytes, ram, "ram homes");
 }
@@ -230,23 +235,25 @@ static bs_status size_tiers(bs_plan *p)
 static bs_status check_slots(const bs_plan_cfg *cfg)
 {
     if (cfg->dev_slots < 0 || cfg->host_slots < 0)
-        return bsi_fail(BS_ARG, "plan: dev_slots %d, host_slots %d; neither can be negative", cfg->dev_slots,
-                        cfg->host_slots);
+        return bsi_fail(BS_ARG, "plan: dev_slots %d, host_slots %d; neither can be negative",
+                        cfg->dev_slots, cfg->host_slots);
     for (int i = 0; i < bs_manifest_blocks(cfg->manifest); i++) {
         const char *name = bs_manifest_block(cfg->manifest, i)->name;
         if ((unsigned)cfg->home[i] > BS_HOME_GPU)
-            return bsi_fail(BS_ARG, "plan: block '%s' has home %d; homes are disk 0, ram 1, gpu 2", name,
-                            (int)cfg->home[i]);
+            return bsi_fail(BS_ARG, "plan: block '%s' has home %d; homes are disk 0, ram 1, gpu 2",
+                            name, (int)cfg->home[i]);
         if (cfg->home[i] != BS_HOME_GPU && cfg->dev_slots < 1)
-            return bsi_fail(BS_ARG,
-                            "plan: block '%s' has its home in %s and needs a device slot, dev_slots is 0; give at "
-                            "least 1 (2 to overlap loads and compute)",
-                            name, cfg->home[i] == BS_HOME_RAM ? "ram" : "disk");
+            return bsi_fail(
+                BS_ARG,
+                "plan: block '%s' has its home in %s and needs a device slot, dev_slots is 0; give at "
+                "least 1 (2 to overlap loads and compute)",
+                name, cfg->home[i] == BS_HOME_RAM ? "ram" : "disk");
         if (cfg->home[i] == BS_HOME_DISK && cfg->host_slots < 1)
-            return bsi_fail(BS_ARG,
-                            "plan: block '%s' has its home on disk and needs a staging slot, host_slots is 0; give "
-                            "at least 1 (2 to overlap reads and copies)",
-                            name);
+            return bsi_fail(
+                BS_ARG,
+                "plan: block '%s' has its home on disk and needs a staging slot, host_slots is 0; give "
+                "at least 1 (2 to overlap reads and copies)",
+                name);
     }
     return BS_OK;
 }

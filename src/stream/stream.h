@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** stream.h: what the files of src/stream share and their tests use: the policy, the slots' state machines
+** stream.h: what the files of src/stream share and their tests use: the policy, the slots' state
+*machines
 ** and the streamer's record. Owner thread only.
 */
 #ifndef BS_STREAM_H
@@ -15,7 +16,7 @@ struct bs_plan {
     const bs_manifest *manifest;
     int n_blocks, n_visits;
     int dev_slots, host_slots;
-    int staging; /* host_slots, or 1 when only gpu homes are read: a buffer that is freed when idle */
+    int staging;   /* host_slots, or 1 when only gpu homes are read: a buffer that is freed when idle */
     bs_home *home; /* [n_blocks] */
     uint64_t slot_bytes, host_slot_bytes, device_bytes, host_bytes;
     bs_transfer *transfer[2]; /* [n_visits] cold, warm */
@@ -25,13 +26,13 @@ struct bs_plan {
 /* Which block is in which slot after the visits decided so far. A function of the visit order only. */
 typedef struct bsi_policy {
     const bs_plan *plan;
-    int *in_slot;       /* [dev_slots] block, or -1 */
-    int64_t *last_use;  /* [dev_slots] serial of the slot's last visit, or -1 */
-    int *slot_of;       /* [n_blocks] slot, or -1 */
-    bool *arrived;      /* [n_blocks] its ram or gpu home is filled */
-    int last_slot;      /* of the visit before, or -1 */
-    int next_host;      /* staging slots go round */
-    int64_t serial;     /* of the next visit */
+    int *in_slot;      /* [dev_slots] block, or -1 */
+    int64_t *last_use; /* [dev_slots] serial of the slot's last visit, or -1 */
+    int *slot_of;      /* [n_blocks] slot, or -1 */
+    bool *arrived;     /* [n_blocks] its ram or gpu home is filled */
+    int last_slot;     /* of the visit before, or -1 */
+    int next_host;     /* staging slots go round */
+    int64_t serial;    /* of the next visit */
 } bsi_policy;
 
 bs_status bsi_policy_open(const bs_plan *plan, bsi_policy *out);
@@ -39,11 +40,17 @@ void bsi_policy_close(bsi_policy *p);
 /* Every slot empty; homes as they are; the next visit gets this serial. */
 void bsi_policy_reset(bsi_policy *p, int64_t serial);
 /* Decide how n visits get their blocks. slot_free_after is INT_MIN for a slot that was never used. */
-bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool cyclic, bs_transfer *out);
+bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool cyclic,
+                            bs_transfer *out);
 
 /* ---- slots: one state machine per tier ---- */
 
-typedef enum bsi_host_state { BSI_HOST_FREE, BSI_HOST_READING, BSI_HOST_FULL, BSI_HOST_COPYING } bsi_host_state;
+typedef enum bsi_host_state {
+    BSI_HOST_FREE,
+    BSI_HOST_READING,
+    BSI_HOST_FULL,
+    BSI_HOST_COPYING
+} bsi_host_state;
 
 typedef struct bsi_request { /* one read of at most request_bytes, inside one extent */
     bsi_read io;
@@ -55,25 +62,30 @@ typedef struct bsi_request { /* one read of at most request_bytes, inside one ex
 typedef struct bsi_host_slot { /* raw aligned extents of one block: staging, or a ram home */
     bsi_host_state state;
     int block;
-    bool home;          /* a lease that does not end: stays full */
-    bool bad;           /* a request failed: never full */
-    int64_t serial;     /* of the visit that the read is for */
+    bool home;      /* a lease that does not end: stays full */
+    bool bad;       /* a request failed: never full */
+    int64_t serial; /* of the visit that the read is for */
     bsi_addr at;
     size_t bytes;
-    bsi_mem *own;       /* memory of this slot alone, or NULL: part of the staging region */
+    bsi_mem *own; /* memory of this slot alone, or NULL: part of the staging region */
     bsi_request *req;
     int n_req, n_done, n_copied;
     bsi_event *started; /* the copies out of it have begun (the device slot was free) */
     bsi_event *copied;  /* they have ended */
 } bsi_host_slot;
 
-typedef enum bsi_dev_state { BSI_DEV_FREE, BSI_DEV_FILLING, BSI_DEV_READY, BSI_DEV_IN_USE } bsi_dev_state;
+typedef enum bsi_dev_state {
+    BSI_DEV_FREE,
+    BSI_DEV_FILLING,
+    BSI_DEV_READY,
+    BSI_DEV_IN_USE
+} bsi_dev_state;
 
 typedef struct bsi_dev_slot { /* canonical layout of one block: a slot, or a gpu home */
     bsi_dev_state state;
     int block;
     bool home;
-    bool was_used;     /* `used` has been recorded since the last drain */
+    bool was_used; /* `used` has been recorded since the last drain */
     bsi_addr at;
     size_t bytes;
     bsi_event *filled; /* copies into it */
@@ -122,10 +134,10 @@ struct bs_stream {
     bsi_host_slot *host; /* [plan->staging] then one per ram home */
     bsi_dev_slot *dev;   /* [plan->dev_slots] then one per gpu home */
     int n_host, n_dev;
-    int *home_slot;      /* [n_blocks] index of its home in host or dev; -1: disk */
+    int *home_slot; /* [n_blocks] index of its home in host or dev; -1: disk */
     int homes_reading;
 
-    bsi_pushed *queue; /* visits serial base.. base + n */
+    bsi_pushed *queue;                  /* visits serial base.. base + n */
     int64_t base, begun, ended, pushed; /* serials: begun - ended is 0 or 1 */
     int64_t next_read, next_copy;       /* first visit whose reads, copies are not all issued */
     int cap;
@@ -148,7 +160,8 @@ void bsi_stats_reap(bs_stream *s, const bsi_request *r);
 uint64_t bsi_payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi);
 /* Offset of a tensor's first byte in its block's host slot. */
 uint64_t bsi_raw_offset(const bs_manifest *m, int block, int tensor);
-/* Wait for what is issued on a queue so far, also while bs_cancel is set: memory is about to be reused. */
+/* Wait for what is issued on a queue so far, also while bs_cancel is set: memory is about to be reused.
+ */
 bs_status bsi_drain_queue(bsi_queue *q);
 
 /* ---- boundaries ---- */

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** streamer.c: executes the plan. The owner thread pumps: it reaps reads, issues reads into free staging
-** slots and copies into free device slots, both strictly in visit order and only for pushed visits. Nothing
-** here waits per block except for reads and for a staging slot to become free; queues are ordered by events:
+** slots and copies into free device slots, both strictly in visit order and only for pushed visits.
+*Nothing
+** here waits per block except for reads and for a staging slot to become free; queues are ordered by
+*events:
 **
-**   copy-in waits for compute   before a device slot is refilled (the visit that used it has been ended)
+**   copy-in waits for compute   before a device slot is refilled (the visit that used it has been
+*ended)
 **   compute waits for copy-in   before the first visit of a freshly loaded block
 **
-** A piece (one finished request) is copied tensor by tensor to its canonical offset as soon as it is there.
+** A piece (one finished request) is copied tensor by tensor to its canonical offset as soon as it is
+*there.
 ** Staging is free when the event behind its last copy has been seen done. A failure is kept until
 ** bs_stream_abort, which drains everything and empties the slots; filled homes stay.
 */
@@ -63,7 +67,8 @@ static int count_requests(const bs_stream *s, int block)
     return (int)n;
 }
 
-/* Memory of a ram home, or of the one staging buffer of a plan without staging slots: as it is needed. */
+/* Memory of a ram home, or of the one staging buffer of a plan without staging slots: as it is needed.
+ */
 static bs_status get_memory(bs_stream *s, bsi_host_slot *h, int block)
 {
     if (h->at.mem)
@@ -174,7 +179,8 @@ static bs_status reap(bs_stream *s, unsigned wait_us)
 
 /* ---- copies ---- */
 
-static bs_status copy_range(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int tensor, uint64_t lo, uint64_t hi)
+static bs_status copy_range(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int tensor, uint64_t lo,
+                            uint64_t hi)
 {
     const bs_tensor_info *t = bs_manifest_tensor(s->m, d->block, tensor);
     uint64_t raw = bsi_raw_offset(s->m, d->block, tensor);
@@ -318,8 +324,8 @@ static bs_status pump(bs_stream *s)
     return st;
 }
 
-/* Called by the engine after launches and in waits. The failure is kept for the next call of the owner; the
-   detail of a failure that is being reported meanwhile is not disturbed. */
+/* Called by the engine after launches and in waits. The failure is kept for the next call of the owner;
+   the detail of a failure that is being reported meanwhile is not disturbed. */
 void bsi_stream_pump_quiet(void *ud)
 {
     bs_stream *s = ud;
@@ -349,7 +355,8 @@ static bs_status make_room(bs_stream *s, int n)
 {
     int64_t keep = BSI_MIN(s->ended, s->next_copy), held = s->pushed - keep;
     if (held + n > INT32_MAX)
-        return bsi_fail(BS_ARG, "stream: %d visits pushed on top of %lld are too many", n, (long long)held);
+        return bsi_fail(BS_ARG, "stream: %d visits pushed on top of %lld are too many", n,
+                        (long long)held);
     memmove(s->queue, s->queue + (keep - s->base), (size_t)held * sizeof *s->queue);
     s->base = keep;
     if (held + n <= s->cap)
@@ -370,8 +377,8 @@ bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *v, int n, bool cycli
         return bsi_fail(BS_ARG, "stream: a segment of %d visits is not one", n);
     for (int i = 0; i < n; i++)
         if (v[i].block < 0 || v[i].block >= s->plan->n_blocks)
-            return bsi_fail(BS_ARG, "stream: visit %d is of block %d, the manifest has blocks 0..%d", i, v[i].block,
-                            s->plan->n_blocks - 1);
+            return bsi_fail(BS_ARG, "stream: visit %d is of block %d, the manifest has blocks 0..%d", i,
+                            v[i].block, s->plan->n_blocks - 1);
     BSI_TRY(check_files(s));
     BSI_TRY(make_room(s, n));
     bs_transfer *t = bsi_alloc(BS_TAG_HEADER, (size_t)n * sizeof *t);
@@ -402,7 +409,8 @@ static bs_status wait_for(bs_stream *s, int64_t serial)
     /* The first read that could not be issued waits for its staging slot's copies. */
     const bsi_host_slot *h = s->next_read < s->pushed ? host_slot(s, &at(s, s->next_read)->t) : NULL;
     if (!h || h->state != BSI_HOST_COPYING)
-        return bsi_fail(BS_INTERNAL, "stream: block '%s' cannot advance", name_of(s, at(s, serial)->spec.block));
+        return bsi_fail(BS_INTERNAL, "stream: block '%s' cannot advance",
+                        name_of(s, at(s, serial)->spec.block));
     BSI_TRY(bsi_event_sync(h->started));
     s->stats.stall_compute_s += bsi_now() - t0;
     t0 = bsi_now();
@@ -434,7 +442,8 @@ bs_status bs_stream_next(bs_stream *s, bs_visit *out)
     if (s->failed)
         return bsi_fail_from(&s->error);
     if (s->begun == s->pushed)
-        return bsi_fail(BS_STATE, "stream: no visit is left of what was pushed; push the next segment first");
+        return bsi_fail(BS_STATE,
+                        "stream: no visit is left of what was pushed; push the next segment first");
     for (;;) {
         BSI_TRY(pump(s));
         if (s->next_copy > s->begun)
