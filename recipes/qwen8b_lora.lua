@@ -47,10 +47,16 @@ end
 if cfg.model == "" or cfg.data == "" then bs.fail(2, "model=DIR and data=FILE.jsonl are required (try: help)") end
 bs.check_folder(cfg.out)
 
+-- A budget: a size, or a share of the free memory when it is left to us.
+local function budget(name, share)
+  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
+  return args.size(cfg[name]) or bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name])
+end
+
 local micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens))
 local j <close> = job.new {
   model = cfg.model, device = cfg.device, home = cfg.home, micro_tokens = cfg.micro_tokens, micros = micros,
-  vram = args.bytes(cfg.vram, bs.memory_available() // 2), ram = args.bytes(cfg.ram, bs.memory_available() // 4),
+  vram = budget("vram", 0.5), ram = budget("ram", 0.25),
   seed = cfg.seed, threads = cfg.threads,
   lora = {
     r = cfg.r, alpha = cfg.alpha, rslora = cfg.rslora, dropout = cfg.dropout, targets = cfg.targets,
@@ -60,12 +66,14 @@ local j <close> = job.new {
 local m = j.model
 
 local function open_rows(path)
-  local d, message, code = data.open(path, {
-    decode = bs.json.decode, vocab = m.config.vocab, micro_tokens = cfg.micro_tokens,
-    step_tokens = cfg.step_tokens, micros = micros, rows = j.cfg.rows, seed = cfg.seed, max_refused = cfg.max_refused,
-  })
+  local d, message, code = data.open {
+    files = path, decode = bs.json.decode, vocab = m.config.vocab, micro_tokens = cfg.micro_tokens,
+    step_tokens = cfg.step_tokens, micros = micros, rows = j.cfg.rows, seed = cfg.seed,
+    max_refused = cfg.max_refused,
+  }
   if not d then bs.fail(code, "%s", message) end
-  say("%s: %s", path, d:describe())
+  local _, _, steps = d:position(1)
+  say("%s: %d tokens, %d trained, %d steps an epoch; %s", path, d.stats.tokens, d.stats.trained, steps, d:dropped())
   return d
 end
 

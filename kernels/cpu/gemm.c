@@ -61,7 +61,8 @@ BSK_WIDE static void multiply(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)
         }
 }
 
-/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc. */
+/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc.
+ */
 static void plain_tile(const struct gemm *g, int64_t i0, int64_t j0, int m, int n)
 {
     _Alignas(32) float acc[BLOCK][BLOCK] = {{0}}, a[BLOCK][BLOCK] = {{0}}, b[BLOCK][BLOCK] = {{0}};

@@ -5,13 +5,13 @@
 struct setup {
     bsk_attention_dims d;
     const int32_t *cu;
-    float *q, *k, *v, *go;    /* [T,H*D], [T,K*D], [T,K*D], [T,H*D] */
-    float *o, *lse;           /* [T,H*D], [T,H] */
+    float *q, *k, *v, *go; /* [T,H*D], [T,K*D], [T,K*D], [T,H*D] */
+    float *o, *lse;        /* [T,H*D], [T,H] */
     float *dq, *dk, *dv;
 };
 
-static struct setup setup(const int32_t *cu, int64_t n_rows, int64_t H, int64_t K, int64_t D, int64_t window,
-                          float softcap)
+static struct setup setup(const int32_t *cu, int64_t n_rows, int64_t H, int64_t K, int64_t D,
+                          int64_t window, float softcap)
 {
     int64_t T = cu[n_rows];
     struct setup s = {.d = {T, H, K, D, n_rows, window, T + 3, 0.5f, softcap}, .cu = cu};
@@ -126,8 +126,8 @@ static void check_tiled(struct setup *s)
         float *sf = array_of(nf, NAN), *sb = array_of(nb, NAN);
         struct setup other = setup(s->cu, s->d.n_rows, H, K, D, s->d.window, s->d.softcap);
         bsk_attention_f32(pars[p], &s->d, s->q, s->k, s->v, s->cu, other.o, other.lse, sf);
-        bsk_attention_bwd_f32(pars[p], &s->d, s->q, s->k, s->v, s->cu, other.o, other.lse, s->go, other.dq,
-                              other.dk, other.dv, sb);
+        bsk_attention_bwd_f32(pars[p], &s->d, s->q, s->k, s->v, s->cu, other.o, other.lse, s->go,
+                              other.dq, other.dk, other.dv, sb);
         array_free(sf, nf);
         array_free(sb, nb);
         if (p == 0) {
@@ -209,7 +209,8 @@ static void test_rows_alone(void **state)
     int64_t n = (int64_t)(bsk_attention_scratch(s.d.capacity, 2, 1, 8) / sizeof(float));
     float *scratch = array(n, 1);
     bsk_attention_f32(&team2, &s.d, s.q, s.k, s.v, cu, s.o, s.lse, scratch);
-    bsk_attention_f32(&team2, &a.d, s.q + 70 * 16, s.k + 70 * 8, s.v + 70 * 8, alone, a.o, a.lse, scratch);
+    bsk_attention_f32(&team2, &a.d, s.q + 70 * 16, s.k + 70 * 8, s.v + 70 * 8, alone, a.o, a.lse,
+                      scratch);
     same_bits("row", a.o, s.o + 70 * 16, 100 * 16);
     array_free(scratch, n);
     teardown(&s);
@@ -240,10 +241,12 @@ static void test_table(void **state)
     bsk_attention_f32(&team2, &s.d, s.q, s.k, s.v, cu, s.o, s.lse, scratch);
     bsk_attention_bwd_f32(&team2, &s.d, s.q, s.k, s.v, cu, s.o, s.lse, s.go, s.dq, s.dk, s.dv, scratch);
     bsk_call c = {.p = {s.q, s.k, s.v, starts, b.o, b.lse, scratch},
-                  .n = {9, 4, 2, 4, 2, 3, 12}, .f = {0.5, 2.0}};
+                  .n = {9, 4, 2, 4, 2, 3, 12},
+                  .f = {0.5, 2.0}};
     launch(BSK_ATTENTION, c, &team3);
     bsk_call g = {.p = {s.q, s.k, s.v, starts, b.o, b.lse, s.go, b.dq, b.dk, b.dv, scratch},
-                  .n = {9, 4, 2, 4, 2, 3, 12}, .f = {0.5, 2.0}};
+                  .n = {9, 4, 2, 4, 2, 3, 12},
+                  .f = {0.5, 2.0}};
     launch(BSK_ATTENTION_BWD, g, &team3);
     same_bits("o", s.o, b.o, 9 * 16);
     same_bits("lse", s.lse, b.lse, 9 * 4);

@@ -49,9 +49,9 @@ static void check(gemm_fn *fn, struct shape s)
                 if (s.beta != 0.0f)
                     want += (double)s.beta * c0;
                 if (!(fabs((double)C[i * ldc + j] - want) <= 1e-6 * (size + fabs(want)) + 1e-7))
-                    fail_msg("ta %d tb %d M %lld N %lld K %lld at %lld,%lld: got %g, want %g", s.ta, s.tb,
-                             (long long)s.M, (long long)s.N, (long long)s.K, (long long)i, (long long)j,
-                             (double)C[i * ldc + j], want);
+                    fail_msg("ta %d tb %d M %lld N %lld K %lld at %lld,%lld: got %g, want %g", s.ta,
+                             s.tb, (long long)s.M, (long long)s.N, (long long)s.K, (long long)i,
+                             (long long)j, (double)C[i * ldc + j], want);
             }
         if (!first)
             first = array_copy(C, s.M * ldc);
@@ -66,12 +66,14 @@ static void check(gemm_fn *fn, struct shape s)
 
 static void all_shapes(gemm_fn *fn)
 {
-    static const int64_t size[][3] = {{1, 1, 1},     {1, 97, 64},   {3, 2, 5},     {16, 16, 16}, {17, 61, 129},
-                                      {64, 64, 64},  {65, 130, 63}, {2, 300, 3},   {300, 2, 7},  {257, 33, 40},
-                                      {80, 70, 200}, {5, 513, 129}, {130, 129, 65}};
+    static const int64_t size[][3] = {{1, 1, 1},     {1, 97, 64},   {3, 2, 5},     {16, 16, 16},
+                                      {17, 61, 129}, {64, 64, 64},  {65, 130, 63}, {2, 300, 3},
+                                      {300, 2, 7},   {257, 33, 40}, {80, 70, 200}, {5, 513, 129},
+                                      {130, 129, 65}};
     for (size_t i = 0; i < BSI_COUNT(size); i++)
         for (int t = 0; t < 4; t++) {
-            struct shape s = {(t & 1) != 0, (t & 2) != 0, size[i][0], size[i][1], size[i][2], 1.0f, 0.0f};
+            struct shape s = {(t & 1) != 0, (t & 2) != 0, size[i][0], size[i][1],
+                              size[i][2],   1.0f,         0.0f};
             check(fn, s);
             s.alpha = -0.75f;
             s.beta = t < 2 ? 1.0f : 0.5f;
@@ -89,7 +91,8 @@ static void test_gemm(void **state)
 {
     (void)state;
     all_shapes(bsk_gemm_f32);
-    check(bsk_gemm_f32, (struct shape){false, true, 300, 530, 70, 1.0f, 1.0f}); /* several tiles each way */
+    check(bsk_gemm_f32,
+          (struct shape){false, true, 300, 530, 70, 1.0f, 1.0f}); /* several tiles each way */
 }
 
 static void test_empty(void **state)

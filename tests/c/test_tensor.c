@@ -301,14 +301,15 @@ static void test_hash(void **state)
     fix_close(&f);
 }
 
-static void test_steady_state(void **state)
+/* After two rounds a hundred more allocate nothing: on meta literally (an allocation would fail), on the cpu
+   device, whose queues keep what is in flight, by the counters at rest. */
+static void steady(const char *spec, bool executes)
 {
-    (void)state;
     fixture f;
     layer l;
     size_t off[8], host[BS_TAG_COUNT], peak = 0;
     int n;
-    fix_open(&f, "cpu", 16);
+    fix_open(&f, spec, 16);
     layer_open(&f, &l);
     fix_seal(&f);
     fix_rows(&f, 0, 2, (int64_t[]){3, 4}, NULL);
@@ -316,12 +317,12 @@ static void test_steady_state(void **state)
         if (i % 10 == 0)
             fix_visit(&f, true);
         layer_run(&f, &l, 7, true, off, &n);
+        ok(bs_engine_sync(f.e));
         if (i == 1) {
-            ok(bs_engine_sync(f.e));
             peak = fix_arena_peak(&f);
             for (int t = 0; t < BS_TAG_COUNT; t++)
                 host[t] = bs_host_bytes((bs_tag)t);
-            bsi_alloc_fail_nth(1); /* from here on an allocation fails the run */
+            bsi_alloc_fail_nth(executes ? 0 : 1);
         }
     }
     bsi_alloc_fail_nth(0);
@@ -332,11 +333,19 @@ static void test_steady_state(void **state)
     fix_close(&f);
 }
 
+static void test_steady_state(void **state)
+{
+    (void)state;
+    steady("cpu", true);
+    steady("meta", false);
+}
+
 /* Every host allocation of a first run fails once; the scope closes clean and a second attempt works. */
 static void test_allocation_failures(void **state)
 {
     (void)state;
     bool done = false;
+    size_t misc = bs_host_bytes(BS_TAG_MISC), header = bs_host_bytes(BS_TAG_HEADER);
     for (uint64_t k = 1; !done && k < 500; k++) {
         fixture f;
         layer l;
@@ -369,8 +378,8 @@ static void test_allocation_failures(void **state)
         layer_run(&f, &l, 7, true, off, &n);
         layer_close(&l);
         fix_close(&f);
-        assert_int_equal(bs_host_bytes(BS_TAG_MISC), 0);
-        assert_int_equal(bs_host_bytes(BS_TAG_HEADER), 0);
+        assert_int_equal(bs_host_bytes(BS_TAG_MISC), misc);
+        assert_int_equal(bs_host_bytes(BS_TAG_HEADER), header);
     }
     assert_true(done);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** kernel_test.h: what the kernel tests share: a bsk_par of real threads, reproducible numbers, and the
-** distance of two arrays. Included by one test program each.
+** kernel_test.h: what the kernel tests share: a bsk_par of real threads, reproducible numbers, and
+** the distance of two arrays. Included by one test program each.
 */
 #ifndef BS_KERNEL_TEST_H
 #define BS_KERNEL_TEST_H
