@@ -164,7 +164,7 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     s->m = cfg->plan->manifest;
     s->dry = !s->e->props.executes;
     s->poison = strncmp(s->e->dev->spec, "check:", 6) == 0;
-    size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)4096);
+    size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)BSI_READ_ALIGN);
     s->request_bytes =
         bsi_round_up(cfg->io.request_bytes ? cfg->io.request_bytes : REQUEST_BYTES, align);
     bs_status st = open_files(s, cfg->io.no_direct);

@@ -35,6 +35,10 @@ typedef struct bsi_policy {
     int64_t serial;    /* of the next visit */
 } bsi_policy;
 
+enum { BSI_READ_ALIGN = 4096 }; /* staging slots and requests, at least */
+
+/* What one read of the block asks of the disk: its extents (raw_bytes may have gaps between them). */
+uint64_t bsi_read_bytes(const bs_manifest *m, int block);
 bs_status bsi_policy_open(const bs_plan *plan, bsi_policy *out);
 void bsi_policy_close(bsi_policy *p);
 /* Every slot empty; homes as they are; the next visit gets this serial. */

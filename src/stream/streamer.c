@@ -119,7 +119,7 @@ static bs_status start_read(bs_stream *s, bsi_host_slot *h, bsi_pushed *p, int64
     if (s->dry) {
         bsi_host_read(h, p->spec.block, serial);
         s->stats.disk_payload += b->payload_bytes;
-        s->stats.disk_read += b->raw_bytes;
+        s->stats.disk_read += bsi_read_bytes(s->m, p->spec.block);
         read_done(s, h);
         return BS_OK;
     }
