@@ -86,9 +86,8 @@ local total = #rows.ids
 -- Unmasked positions of a reference tensor [rows, T, C] as [tokens, C] f32.
 local function unmasked(name)
   local a = ref:read(name):cast("f32")
-  local dims, bytes, parts = a:dims(), nil, {}
+  local dims, bytes, parts = a:dims(), a:bytes(), {}
   local row = dims[3] * 4
-  bytes = a:bytes()
   for r, n in ipairs(rows.row_len) do
     local at = (r - 1) * dims[2] * row
     parts[r] = bytes:sub(at + 1, at + n * row)

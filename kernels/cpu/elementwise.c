@@ -232,7 +232,22 @@ struct expand {
     float scale;
 };
 
-static void expand_body(const void *arg, int64_t first, int64_t end)
+/* Exponent and fraction moved to their places in an f32 are the value / 2^112, subnormals included; the
+   top exponent (infinity, NaN) is moved up to f32's. */
+BSK_INLINE float widen_f16(uint16_t v)
+{
+    uint32_t low = (uint32_t)(v & 0x7FFFu) << 13, sign = (uint32_t)(v & 0x8000u) << 16;
+    float f;
+    memcpy(&f, &low, 4);
+    f *= 0x1p112f;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits = (low >= 0x0F800000u ? low | 0x7F800000u : bits) | sign;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+BSK_WIDE static void expand_body(const void *arg, int64_t first, int64_t end)
 {
     const struct expand *p = arg;
     const uint16_t *half = p->src;
@@ -253,7 +268,7 @@ static void expand_body(const void *arg, int64_t first, int64_t end)
         break;
     case BS_DTYPE_F16:
         for (int64_t i = first; i < end; i++)
-            y[i] = s * bsi_f16_to_f32(half[i]);
+            y[i] = s * widen_f16(half[i]);
         break;
     default: /* no other dtype is computed with; a wrong launch must not look like a result */
         for (int64_t i = first; i < end; i++)

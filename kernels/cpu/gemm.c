@@ -10,7 +10,10 @@
 #include <cblas.h>
 #endif
 
-enum { BLOCK = 64 }; /* plain: C is done in tiles of BLOCK x BLOCK, K in steps of BLOCK */
+enum {
+    BLOCK = 64,     /* plain: C is done in tiles of BLOCK x BLOCK, K in steps of BLOCK */
+    SMALL = 1 << 18 /* multiplications that are not worth a second thread */
+};
 
 struct gemm {
     bool ta, tb;
@@ -19,7 +22,7 @@ struct gemm {
     const float *A, *B; /* op(A) [M,K], op(B) [K,N] */
     float *C;           /* [M,N] */
     int64_t lda, ldb, ldc;
-    int64_t tile_m, tile_n; /* grid */
+    int64_t tile_m, tile_n; /* of the BLAS grid */
 };
 
 /* block[i][j] = x[i][j], or x[j][i] when t, for i < m and j < n; x has leading dimension ld. */
@@ -58,7 +61,8 @@ BSK_WIDE static void multiply(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)
         }
 }
 
-/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc. */
+/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc.
+ */
 static void plain_tile(const struct gemm *g, int64_t i0, int64_t j0, int m, int n)
 {
     _Alignas(32) float acc[BLOCK][BLOCK] = {{0}}, a[BLOCK][BLOCK] = {{0}}, b[BLOCK][BLOCK] = {{0}};
@@ -87,11 +91,11 @@ void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, in
                         const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                         int64_t ldc)
 {
-    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, BLOCK, BLOCK};
+    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, 0, 0};
     if (M <= 0 || N <= 0)
         return;
     int64_t tasks = ((M + BLOCK - 1) / BLOCK) * ((N + BLOCK - 1) / BLOCK);
-    if (M * N * K <= 1 << 16)
+    if (M * N * K <= SMALL)
         par = &bsk_par_serial;
     par->run(par, tasks, plain_task, &g);
 }
@@ -111,6 +115,13 @@ void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha
                 (int)N, (int)K, alpha, A, (int)lda, B, (int)ldb, beta, C, (int)ldc);
 }
 
+/* n cut into the fewest tiles of at most `most`, all about equal, in whole units of 16. */
+static int64_t tile_size(int64_t n, int64_t most)
+{
+    int64_t tiles = (n + most - 1) / most;
+    return ((n + tiles - 1) / tiles + 15) / 16 * 16;
+}
+
 static void blas_task(void *arg, int64_t task)
 {
     const struct gemm *g = arg;
@@ -125,11 +136,14 @@ void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t 
                   const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                   int64_t ldc)
 {
-    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, 256, 256};
+    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, M, N};
     if (M <= 0 || N <= 0)
         return;
-    int64_t tasks = ((M + g.tile_m - 1) / g.tile_m) * ((N + g.tile_n - 1) / g.tile_n);
-    par->run(par, tasks, blas_task, &g);
+    if (M * N * K > SMALL) { /* few rows: wide tiles, since a tile packs its part of A and of B */
+        g.tile_m = tile_size(M, 256);
+        g.tile_n = tile_size(N, M <= 16 ? 512 : 256);
+    }
+    par->run(par, ((M + g.tile_m - 1) / g.tile_m) * ((N + g.tile_n - 1) / g.tile_n), blas_task, &g);
 }
 
 void bsk_cpu_init(void)

@@ -16,7 +16,7 @@ struct sum {
     bool squares;
 };
 
-static void sum_part(void *arg, int64_t i)
+BSK_WIDE static void sum_part(void *arg, int64_t i)
 {
     struct sum *p = arg;
     const float *x = p->x + i * p->grain;

@@ -162,7 +162,7 @@ handler[K.norm] = function(job, run, v)
   local c, keys = job.model.config, job.keys
   job.head:begin(run.head_mode, run.count)
   for j = 0, run.micros - 1 do
-    local scope <close> = enter(job, run, v, j, false)
+    local _ <close> = enter(job, run, v, j, false)
     local x = bs.op.rmsnorm(job.store:get(keys.h[v.layer], j), job.weights.norm, c.eps, c.norm_one_plus)
     if run.head_mode ~= "logits" then x = bs.op.labelled(x) end
     job.head:put(j, x)

@@ -263,6 +263,13 @@ mt.__gc = nil
 -- Passes and steps have a file of their own.
 for name, fn in pairs(require "bs.step") do methods[name] = fn end
 
+--- Bytes of all blocks as stored.
+function methods:weight_bytes()
+  local n = 0
+  for b = 0, self.model.n_blocks - 1 do n = n + self.model.manifest:block_info(b).payload end
+  return n
+end
+
 --- Save the adapter as a PEFT folder.
 function methods:save(dir) adapter.save(self, dir) end
 

@@ -2,6 +2,7 @@
 --- Which linears get an adapter, and with which rank and scale (PEFT's rules: Hu et al. 2021, rsLoRA:
 -- Kalajdzievski 2023).
 local bs = require "bs"
+local args = require "bs.args"
 local model = require "bs.model"
 
 local lora = {}
@@ -18,28 +19,6 @@ local function by_pattern(patterns, full, default)
     if matches(full, key) then return patterns[key] end
   end
   return default
-end
-
-local function edit_distance(a, b)
-  local row = {}
-  for j = 0, #b do row[j] = j end
-  for i = 1, #a do
-    local diagonal = row[0]
-    row[0] = i
-    for j = 1, #b do
-      local cost = a:byte(i) == b:byte(j) and 0 or 1
-      diagonal, row[j] = row[j], math.min(row[j] + 1, row[j - 1] + 1, diagonal + cost)
-    end
-  end
-  return row[#b]
-end
-
-local function near_misses(target, leaves)
-  table.sort(leaves, function(a, b)
-    local da, db = edit_distance(target, a), edit_distance(target, b)
-    return da < db or da == db and a < b
-  end)
-  return table.concat(leaves, ", ", 1, math.min(#leaves, 5))
 end
 
 --- Targets as a list of module names: "all", names, or the family's group names.
@@ -88,13 +67,9 @@ end
 -- A target that matches nothing is an error with the nearest names.
 function lora.select(m, spec)
   local targets, layers = lora.targets(m, spec.targets), lora.layers(m, spec)
-  local list, hits, leaves, seen = {}, {}, {}, {}
+  local list, hits, leaves = {}, {}, {}
   model.each_linear(m, function(l)
-    local leaf = l.full:match("[^.]+$")
-    if not seen[leaf] then
-      seen[leaf] = true
-      leaves[#leaves + 1] = leaf
-    end
+    leaves[l.full:match("[^.]+$")] = true
     if not layers[l.layer] then return end
     for _, t in ipairs(targets) do
       if matches(l.full, t) then
@@ -112,7 +87,7 @@ function lora.select(m, spec)
   for _, t in ipairs(targets) do
     if not hits[t] then
       bs.fail(1, "targets: '%s' matches no linear of the chosen layers; nearest: %s", t,
-        near_misses(t, leaves))
+        table.concat(args.nearest(t, leaves), ", "))
     end
   end
   return list

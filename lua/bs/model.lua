@@ -119,8 +119,8 @@ function model.layer_bytes(self, i)
     for _, t in pairs(part.tensor) do n = n + self.manifest:tensor_info(part.block, t.id).bytes end
     return n
   end
-  local layer, n = self.layers[i], 0
-  n = part_bytes(layer.mix)
+  local layer = self.layers[i]
+  local n = part_bytes(layer.mix)
   for _, g in ipairs(layer.groups or {}) do
     local sum = 0
     for _, part in pairs(g.expert) do sum = sum + part_bytes(part) end

@@ -130,14 +130,4 @@ function methods:parameters()
   return out
 end
 
---- Mean loss over a list of steps' micro-batch lists, weighted by labelled tokens.
-function methods:eval(batches)
-  local sum, n = 0, 0
-  for _, micros in ipairs(batches) do
-    local loss, count = self:walk(micros, "loss")
-    sum, n = sum + loss * count, n + count
-  end
-  return sum / n, n
-end
-
 return methods

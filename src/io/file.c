@@ -123,6 +123,14 @@ static bs_status try_direct(const char *path, bsi_file *f, bool *works)
     return BS_OK;
 }
 
+void bsi_file_identify(bsi_file *f, const struct stat *st)
+{
+    f->bytes = (uint64_t)st->st_size;
+    f->ino = st->st_ino;
+    f->dev = st->st_dev;
+    f->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
+
 bs_status bsi_file_open(const char *path, bool no_direct, bsi_file *out)
 {
     struct stat st;
@@ -152,10 +160,7 @@ bs_status bsi_file_open(const char *path, bool no_direct, bsi_file *out)
         if (!no_direct)
             log_buffered(path, st.st_dev, sys ? "O_DIRECT is refused" : "direct reads are refused");
     }
-    f.bytes = (uint64_t)st.st_size;
-    f.ino = st.st_ino;
-    f.dev = st.st_dev;
-    f.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    bsi_file_identify(&f, &st);
     if (!(f.path = bsi_strdup(BS_TAG_HEADER, path))) {
         ret = BS_NOMEM;
         goto fail;
@@ -169,7 +174,7 @@ fail:
 
 void bsi_file_close(bsi_file *f)
 {
-    if (f->path)
+    if (f->path && f->fd >= 0)
         close(f->fd); /* read only: nothing to lose */
     bsi_free(f->path);
     *f = (bsi_file){.fd = -1};
@@ -178,14 +183,16 @@ void bsi_file_close(bsi_file *f)
 bs_status bsi_file_check(const bsi_file *f)
 {
     struct stat st;
+    bsi_file now = {0};
     if (stat(f->path, &st) != 0)
         return bsi_fail_sys(BS_IO, errno, "file '%s' was removed or cannot be reached any more", f->path);
-    if ((uint64_t)st.st_size != f->bytes)
+    bsi_file_identify(&now, &st);
+    if (now.bytes != f->bytes)
         return bsi_fail(BS_IO, "file '%s' had %llu bytes when it was opened and has %llu now", f->path,
-                        (unsigned long long)f->bytes, (unsigned long long)st.st_size);
-    if (st.st_ino != f->ino || st.st_dev != f->dev)
+                        (unsigned long long)f->bytes, (unsigned long long)now.bytes);
+    if (now.ino != f->ino || now.dev != f->dev)
         return bsi_fail(BS_IO, "file '%s' was replaced by another one since it was opened", f->path);
-    if ((int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec != f->mtime_ns)
+    if (now.mtime_ns != f->mtime_ns)
         return bsi_fail(BS_IO, "file '%s' was written to since it was opened", f->path);
     return BS_OK;
 }

@@ -78,9 +78,9 @@ void bsi_file_refuse_direct(bool on);
 
 typedef struct bsi_extent {  /* one aligned piece of a file that holds tensors of a block */
     int file;
-    uint64_t offset, length; /* aligned to 4096 or the file's alignment, whichever is larger; the last may
+    uint64_t offset, length; /* aligned to the file's alignment when it is direct, else to 4096; the last may
                                 pass the end of the file by less than that */
-    uint64_t raw_offset;     /* in a host slot */
+    uint64_t raw_offset;     /* in a host slot; a multiple of 4096 and of the file's alignment */
 } bsi_extent;
 
 const bsi_file *bsi_manifest_file(const bs_manifest *m, int file);

@@ -25,25 +25,26 @@ void bsi_names_free(bsi_names *t)
     *t = (bsi_names){0};
 }
 
-static struct bsi_name *place(const bsi_names *t, const char *key)
+static struct bsi_name *place(const bsi_names *t, const char *key, uint64_t hash)
 {
-    size_t i = bs_hash64(key, strlen(key), 0) & (t->cap - 1);
-    while (t->at[i].key && strcmp(t->at[i].key, key) != 0)
+    size_t i = hash & (t->cap - 1);
+    while (t->at[i].key && (t->at[i].hash != hash || strcmp(t->at[i].key, key) != 0))
         i = (i + 1) & (t->cap - 1);
     return &t->at[i];
 }
 
 bool bsi_names_add(bsi_names *t, const char *key, int64_t value)
 {
-    struct bsi_name *p = place(t, key);
+    uint64_t hash = bs_hash64(key, strlen(key), 0);
+    struct bsi_name *p = place(t, key, hash);
     if (p->key)
         return false;
-    *p = (struct bsi_name){key, value};
+    *p = (struct bsi_name){key, hash, value};
     return true;
 }
 
 int64_t bsi_names_find(const bsi_names *t, const char *key)
 {
-    const struct bsi_name *p = place(t, key);
+    const struct bsi_name *p = place(t, key, bs_hash64(key, strlen(key), 0));
     return p->key ? p->value : -1;
 }

@@ -15,6 +15,8 @@
 /* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
    *sys (may be NULL): errno when open itself failed, else 0. */
 bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
+/* Size and identity of an open file. */
+void bsi_file_identify(bsi_file *f, const struct stat *st);
 /* All n bytes at offset, or BS_IO with file, offset, expected and got. */
 bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset);
 
@@ -36,6 +38,7 @@ void bsi_out_abort(bsi_out *o);
 typedef struct bsi_names {
     struct bsi_name {
         const char *key; /* NULL: empty */
+        uint64_t hash;   /* compared first: most other keys are never touched */
         int64_t value;
     } *at;
     size_t cap; /* a power of two */

@@ -266,7 +266,6 @@ static bs_status walk(bs_st *st, const cJSON *root)
     if (!cJSON_IsObject(root))
         return not_safetensors(st, "its header is not a JSON object");
     BSI_TRY(take_names(st, root));
-    BSI_TRY(bsi_names_init(&st->names, (size_t)st->n));
     char *to = st->text;
     st->n = 0;
     for (const cJSON *c = root->child; c; c = c->next) {
@@ -282,24 +281,16 @@ static bs_status walk(bs_st *st, const cJSON *root)
         t->name = memcpy(to, c->string, n);
         to += n;
         BSI_TRY(parse_tensor(st, c, t));
-        if (!bsi_names_add(&st->names, t->name, 0))
-            return bad(st, t->name, "is given twice");
         sorted = sorted && (st->n == 0 || by_offset(t - 1, t) < 0);
         st->n++;
     }
     if (!sorted)
         qsort(st->tensor, (size_t)st->n, sizeof *st->tensor, by_offset);
-    return check_cover(st);
-}
-
-/* The table was filled in header order to find duplicates; now that the order is known, number it. */
-static bs_status number_names(bs_st *st)
-{
-    bsi_names_free(&st->names);
     BSI_TRY(bsi_names_init(&st->names, (size_t)st->n));
     for (int64_t i = 0; i < st->n; i++)
-        bsi_names_add(&st->names, st->tensor[i].name, i);
-    return BS_OK;
+        if (!bsi_names_add(&st->names, st->tensor[i].name, i))
+            return bad(st, st->tensor[i].name, "is given twice");
+    return check_cover(st);
 }
 
 static bs_status read_header(bs_st *st)
@@ -335,7 +326,7 @@ static bs_status read_header(bs_st *st)
     if (ret == BS_OK)
         ret = walk(st, json.root);
     bsi_json_end(&json);
-    return ret == BS_OK ? number_names(st) : ret;
+    return ret;
 }
 
 /* ---- public ------------------------------------------------------------------------------------- */

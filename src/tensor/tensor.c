@@ -87,7 +87,7 @@ bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *d
 
 bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out)
 {
-    bsi_value *v;
+    bsi_value *v = NULL;
     int64_t row = 1;
     for (int i = 1; i < ndim; i++)
         if (__builtin_mul_overflow(row, dim[i], &row))
