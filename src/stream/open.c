@@ -195,7 +195,8 @@ void bs_stream_close(bs_stream *s)
     if (!s)
         return;
     if (s->e->pump_ud == s) {
-        (void)bs_stream_abort(s); /* drains; a lost device has nothing in flight */
+        bs_status drained = bs_stream_abort(s);
+        (void)drained; /* a lost device: nothing is in flight any more, and nobody to tell */
         s->e->pump = NULL;
         s->e->pump_ud = NULL;
     }

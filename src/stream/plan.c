@@ -249,7 +249,8 @@ static bs_status check_slots(const bs_plan_cfg *cfg)
     for (int i = 0; i < bs_manifest_blocks(cfg->manifest); i++) {
         const char *name = bs_manifest_block(cfg->manifest, i)->name;
         if (bs_manifest_block(cfg->manifest, i)->n_extents < 1)
-            return bsi_fail(BS_STATE, "plan: block '%s' has no extents; finish the manifest first", name);
+            return bsi_fail(BS_STATE, "plan: block '%s' has no extents; finish the manifest first",
+                            name);
         if ((unsigned)cfg->home[i] > BS_HOME_GPU)
             return bsi_fail(BS_ARG, "plan: block '%s' has home %d; homes are disk 0, ram 1, gpu 2",
                             name, (int)cfg->home[i]);

@@ -83,8 +83,8 @@ static void test_one_direction(void **state)
     const int slots[] = {2, 8, 16};
     for (size_t i = 0; i < BSI_COUNT(slots); i++) {
         bs_plan *p = plan_of(v, 32, slots[i], true);
-        /* C - 1 blocks stay; the rest goes through one slot, or through two when the block just used must
-           not be the victim. */
+        /* C - 1 blocks stay; the rest goes through one slot, or through two when the block just used
+           must not be the victim. */
         assert_true(loads(p, true) <= (uint64_t)(32 - slots[i] + 2));
         bs_plan_free(p);
     }
@@ -103,7 +103,8 @@ static void test_settles(void **state)
     uint32_t seed = 7;
     for (int round = 0; round < 3000; round++) {
         bs_visit_spec v[24] = {0}, other[6] = {0};
-        int n = 1 + (int)(rnd(&seed) % 24), blocks = 1 + (int)(rnd(&seed) % 9), slots = 1 + (int)(rnd(&seed) % 5);
+        int n = 1 + (int)(rnd(&seed) % 24), blocks = 1 + (int)(rnd(&seed) % 9),
+            slots = 1 + (int)(rnd(&seed) % 5);
         bs_transfer t[24];
         bsi_policy policy;
         for (int b = 0; b < MANY; b++)
@@ -165,7 +166,7 @@ static void test_sizes(void **state)
     bs_edge_bytes cold, warm;
     bs_plan_bytes(p, false, &cold);
     bs_plan_bytes(p, true, &warm);
-    assert_int_equal(cold.reads, MANY); /* everything arrives once */
+    assert_int_equal(cold.reads, MANY);        /* everything arrives once */
     assert_true(warm.reads <= (MANY + 2) / 3); /* then only disk homes */
     assert_null(bs_plan_transfer(p, true, MANY));
     bs_plan_free(p);
@@ -207,8 +208,8 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_zigzag), cmocka_unit_test(test_one_direction),
-                                       cmocka_unit_test(test_settles), cmocka_unit_test(test_sizes),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_zigzag), cmocka_unit_test(test_one_direction),
+        cmocka_unit_test(test_settles), cmocka_unit_test(test_sizes), cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** stream_fixture.h: a small model of known bytes on disk, and a walk over it that copies every tensor of
-** every visited block, so that a test can compare what a visit saw with what the file holds. Any four bytes
+** stream_fixture.h: a small model of known bytes on disk, and a walk over it that copies every tensor
+*of
+** every visited block, so that a test can compare what a visit saw with what the file holds. Any four
+*bytes
 ** of the files are a finite, normal f32, so a launch that multiplies by 1 copies bits at any offset.
 */
 #ifndef STREAM_FIXTURE_H
@@ -55,8 +57,8 @@ static inline void fx_write(int file, size_t bytes)
     free(p);
 }
 
-/* Blocks of unequal size at odd offsets, tensors out of file order, spread over two files; the last block
-   shares a tensor with the first. */
+/* Blocks of unequal size at odd offsets, tensors out of file order, spread over two files; the last
+   block shares a tensor with the first. */
 static inline void fx_open(fixture *f)
 {
     int file[2], at;
@@ -75,9 +77,10 @@ static inline void fx_open(fixture *f)
         OK(bs_manifest_add_tensor(f->m, b, "big", BS_DTYPE_F32, 1, &big, file[b % 2], base + 600, &at));
         OK(bs_manifest_add_tensor(f->m, b, "small", BS_DTYPE_F32, 1, &small, file[b % 2], base, &at));
         int64_t far = 1200;
-        uint64_t far_at = b == FX_BLOCKS - 1 ? 90000 : 90000 + 200 * (uint64_t)b; /* tied: first and last */
-        OK(bs_manifest_add_tensor(f->m, b, "far", BS_DTYPE_F32, 1, &far, file[b == FX_BLOCKS - 1 ? 1 : (b + 1) % 2],
-                                  far_at, &at));
+        uint64_t far_at =
+            b == FX_BLOCKS - 1 ? 90000 : 90000 + 200 * (uint64_t)b; /* tied: first and last */
+        OK(bs_manifest_add_tensor(f->m, b, "far", BS_DTYPE_F32, 1, &far,
+                                  file[b == FX_BLOCKS - 1 ? 1 : (b + 1) % 2], far_at, &at));
     }
     OK(bs_manifest_finish(f->m));
     for (int b = 0; b < FX_BLOCKS; b++)
@@ -125,7 +128,8 @@ static inline size_t fx_slot(const fixture *f)
 static inline void run_open(run *r, const fixture *f, const run_cfg *c)
 {
     memset(r, 0, sizeof *r);
-    bs_dev_cfg dc = {.threads = 1, .jitter_us = c->jitter_us, .jitter_seed = c->seed, .drop_wait = c->drop};
+    bs_dev_cfg dc = {
+        .threads = 1, .jitter_us = c->jitter_us, .jitter_seed = c->seed, .drop_wait = c->drop};
     OK(bs_dev_open(c->spec, &dc, &r->dev));
     bs_plan_cfg pc = {.manifest = f->m,
                       .home = c->home,
@@ -146,7 +150,10 @@ static inline void run_open(run *r, const fixture *f, const run_cfg *c)
     bs_engine_stats_get(r->e, &before);
     bs_stream_cfg sc = {.engine = r->e,
                         .plan = r->plan,
-                        .io = {.engine = c->io, .depth = 8, .threads = 2, .request_bytes = c->request,
+                        .io = {.engine = c->io,
+                               .depth = 8,
+                               .threads = 2,
+                               .request_bytes = c->request,
                                .no_direct = c->no_direct}};
     OK(bsi_stream_open_fault(&sc, c->fault, &r->s));
     bs_engine_stats_get(r->e, &after);
@@ -215,17 +222,19 @@ static inline int run_wrong(run *r, const fixture *f)
     return wrong;
 }
 
-static inline void assert_moved(const bs_stream_stats *a, const bs_stream_stats *b, const bs_edge_bytes *want)
+static inline void assert_moved(const bs_stream_stats *a, const bs_stream_stats *b,
+                                const bs_edge_bytes *want)
 {
     assert_int_equal(b->disk_payload - a->disk_payload, want->disk_payload);
-    assert_int_equal((b->disk_read - b->disk_reread) - (a->disk_read - a->disk_reread), want->disk_read);
+    assert_int_equal((b->disk_read - b->disk_reread) - (a->disk_read - a->disk_reread),
+                     want->disk_read);
     assert_int_equal(b->link_bytes - a->link_bytes, want->link);
     assert_int_equal(b->loads - a->loads, want->loads);
     assert_int_equal(b->reads - a->reads, want->reads);
 }
 
-/* Three segments; bytes of each equal the prediction; every visit saw the file's bytes. Returns the number of
-   violations that a check device found. */
+/* Three segments; bytes of each equal the prediction; every visit saw the file's bytes. Returns the
+   number of violations that a check device found. */
 static inline int fx_run(const fixture *f, const run_cfg *c, const char **text)
 {
     static char kept[4096];
