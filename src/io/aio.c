@@ -158,15 +158,19 @@ static void give_up(bsi_read *r, bs_status st)
     r->error = *bs_error();
 }
 
-static void shrunk(bsi_read *r)
+static uint64_t size_now(const bsi_file *f)
 {
     struct stat st;
-    uint64_t now = fstat(r->file->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
+    return fstat(f->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
+}
+
+static void shrunk(bsi_read *r)
+{
     give_up(r, bsi_fail(BS_IO,
                         "file '%s' at %llu: expected %zu bytes, got %zu; the file had %llu bytes when it was "
                         "opened and has %llu now",
                         r->file->path, (unsigned long long)r->offset, expected(r), r->done,
-                        (unsigned long long)r->file->bytes, (unsigned long long)now));
+                        (unsigned long long)r->file->bytes, (unsigned long long)size_now(r->file)));
 }
 
 static void failed(bsi_read *r, int err)
@@ -237,7 +241,7 @@ static bool settle(bsi_aio *a, bsi_request *q)
     size_t got = r->done;
     r->done = bsi_round_down(r->done, r->file->align);
     q->idle = r->done > before ? 0 : q->idle + 1;
-    if (q->idle >= IDLE_LIMIT / 100) { /* the file ends here now, or the kernel makes no progress */
+    if (q->idle && (size_now(r->file) < r->offset + want || q->idle >= IDLE_LIMIT)) {
         r->done = got;
         shrunk(r);
         return true;
