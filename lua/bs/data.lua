@@ -6,13 +6,12 @@
 -- (its offset and length). Rows are read again when a step needs them. Which rows make up a step is a
 -- function of (seed, step) and the settings alone, so a resumed run needs no state.
 --
---   local rows = assert(data.open { files = "train.jsonl", decode = json.decode, vocab = 151936,
---                                   micro_tokens = 2048, step_tokens = 16384, seed = 1 })
---   for step = 1, steps do job:step(rows:next(step)) end
+--   local rows = assert(data.open("train.jsonl", { decode = bs.json.decode, vocab = 151936,
+--     micro_tokens = 2048, step_tokens = 16384, seed = 1 }))
+--   for step = 1, steps do job:step(rows:step(step)) end
 local data = {}
-
-local loader = {}
-local mt = { __index = loader, __name = "bs.data" }
+local loader = { __name = "bs.data" }
+loader.__index = loader
 
 -- An index entry: offset in the files laid end to end, and tokens of the row.
 local LENGTH_BITS = 24
@@ -24,41 +23,35 @@ local REFUSED = 4 -- exit status: refused by the data check
 
 -- ---- settings --------------------------------------------------------------------------------
 
--- micros: micro-batches of a step at most; rows: rows of a micro-batch at most; both 0 = any number.
-local defaults = { step_tokens = 0, micros = 0, rows = 0, seed = 0, max_refused = 0.05 }
-local required = { files = "table", decode = "function", vocab = "number", micro_tokens = "number" }
+-- Integer settings: least, most, default (none: it must be given).
+local MANY = math.maxinteger
+local integer_setting = {
+  vocab = { 1, MANY }, micro_tokens = { 1, MAX_TOKENS }, step_tokens = { 0, MANY, 0 },
+  micros = { 1, MANY, MANY }, rows = { 1, MANY, MANY }, seed = { math.mininteger, MANY, 0 },
+}
 
-local function settings(opts)
-  local o = {}
-  for key, default in pairs(defaults) do o[key] = default end
-  for key, value in pairs(opts) do
-    if defaults[key] == nil and not required[key] then
+local function settings(files, opts)
+  local o = { files = type(files) == "string" and { files } or files, decode = opts.decode,
+    max_refused = opts.max_refused or 0.05 }
+  for key in pairs(opts) do
+    if o[key] == nil and not integer_setting[key] then
       error(("bs.data: there is no setting '%s'"):format(key), 3)
     end
-    o[key] = value
   end
-  if type(o.files) == "string" then o.files = { o.files } end
-  for key, kind in pairs(required) do
-    if type(o[key]) ~= kind then
-      error(("bs.data: '%s' is a %s, a %s is expected"):format(key, type(o[key]), kind), 3)
+  for key, s in pairs(integer_setting) do
+    local v = opts[key]
+    if v == nil then v = s[3] end
+    if math.type(v) ~= "integer" or v < s[1] or v > s[2] then
+      error(("bs.data: %s=%s; an integer %d..%d is expected"):format(key, tostring(v), s[1], s[2]), 3)
     end
+    o[key] = v
   end
-  for key, least in pairs { vocab = 1, micro_tokens = 1, step_tokens = 0, micros = 0, rows = 0 } do
-    if math.type(o[key]) ~= "integer" or o[key] < least then
-      error(("bs.data: %s=%s; an integer >= %d is expected"):format(key, tostring(o[key]), least), 3)
-    end
-  end
-  if math.type(o.seed) ~= "integer" then error("bs.data: seed must be an integer", 3) end
+  if type(o.files) ~= "table" or #o.files == 0 then error("bs.data: no file is given", 3) end
+  if type(o.decode) ~= "function" then error("bs.data: decode must be a function", 3) end
   if type(o.max_refused) ~= "number" or not (o.max_refused >= 0 and o.max_refused <= 1) then
     error("bs.data: max_refused is a share of the rows, 0 to 1", 3)
   end
-  if #o.files == 0 then error("bs.data: no file is given", 3) end
-  if o.micro_tokens > MAX_TOKENS then
-    error(("bs.data: micro_tokens=%d; at most %d is possible"):format(o.micro_tokens, MAX_TOKENS), 3)
-  end
   if o.step_tokens == 0 then o.step_tokens = o.micro_tokens end
-  if o.micros == 0 then o.micros = math.maxinteger end
-  if o.rows == 0 then o.rows = math.maxinteger end
   return o
 end
 
@@ -66,12 +59,10 @@ end
 
 -- t as a list of integers 0 <= v < vocab (or -100, for labels); nil and the reason otherwise.
 local function integers(t, name, vocab, no_loss)
-  if type(t) ~= "table" then
-    return nil, ("'%s' is a %s, not a list of integers"):format(name, type(t))
-  end
+  if type(t) ~= "table" then return nil, ("'%s' is a %s, not a list"):format(name, type(t)) end
   local n, keys = #t, 0
   for _ in pairs(t) do keys = keys + 1 end
-  if keys ~= n then return nil, ("'%s' has names or nulls; a list of integers is expected"):format(name) end
+  if keys ~= n then return nil, ("'%s' has names or nulls; it must be a list"):format(name) end
   for i = 1, n do
     local v = t[i]
     local int = math.type(v) and math.tointeger(v)
@@ -97,9 +88,8 @@ local function parse(self, line)
   local ids, bad = integers(row.input_ids, "input_ids", vocab)
   if not ids then return nil, bad end
   if row.labels == nil then return ids, ids end
-  local labels
-  labels, bad = integers(row.labels, "labels", vocab, NO_LOSS)
-  if not labels then return nil, bad end
+  local labels, why_not = integers(row.labels, "labels", vocab, NO_LOSS)
+  if not labels then return nil, why_not end
   if #labels ~= #ids then
     return nil, ("%d input_ids and %d labels; they must be as many"):format(#ids, #labels)
   end
@@ -143,10 +133,8 @@ local function read_file(self, file)
   local at, number = 0, 0
   while true do
     local line, err = file.handle:read("L")
-    if not line then
-      if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), 1 end
-      break
-    end
+    if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), 1 end
+    if not line then break end
     number = number + 1
     local start, text = at, line
     at = at + #line
@@ -169,7 +157,7 @@ local function open_files(self)
     local ok, msg, code = read_file(self, self.files[i])
     if not ok then return nil, msg, code end
     base = base + self.files[i].bytes
-    if base > MAX_BYTES then return nil, ("%s: more than %d bytes of rows"):format(path, MAX_BYTES), 1 end
+    if base > MAX_BYTES then return nil, path .. ": the files are too large together", 1 end
   end
   return true
 end
@@ -180,12 +168,19 @@ local function reason_text(reason, what)
     reason.count > #reason.rows and ", ..." or "")
 end
 
---- In words: "2 of 40 rows were dropped; 2 longer than micro_tokens=512 (a.jsonl:7, a.jsonl:9)".
-function loader:dropped()
+-- "2 of 40 rows were dropped; 2 longer than micro_tokens=512 (a.jsonl:7, a.jsonl:9)".
+local function dropped(self)
   local s = self.stats
   return ("%d of %d rows were dropped%s%s"):format(s.rows - #self.index, s.rows,
     reason_text(s.too_long, ("longer than micro_tokens=%d"):format(self.cfg.micro_tokens)),
     reason_text(s.untrained, "without a trained token"))
+end
+
+--- One line: rows, tokens, and which rows were dropped and why.
+function loader:describe()
+  local s = self.stats
+  local text = ("%d rows, %d tokens, %d of them trained"):format(#self.index, s.tokens, s.trained)
+  return #self.index == s.rows and text or text .. "; " .. dropped(self)
 end
 
 local function judge(self)
@@ -194,20 +189,21 @@ local function judge(self)
     return nil, ("data refused: no row in %s"):format(table.concat(self.cfg.files, ", ")), REFUSED
   end
   if kept == 0 or rows - kept > self.cfg.max_refused * rows then
-    return nil, ("data refused: %s; at most %g %% may be (max_refused=)"):format(self:dropped(),
+    return nil, ("data refused: %s; at most %g %% may be (max_refused=)"):format(dropped(self),
       100 * self.cfg.max_refused), REFUSED
   end
   return true
 end
 
---- Open and check the files. opts: files (path or list), decode (JSON text -> value), vocab,
--- micro_tokens; step_tokens (of a step at most, default micro_tokens; only a single row may exceed it),
--- micros, rows, seed, max_refused (share of the rows that may be dropped). Returns a loader, or nil, a
--- message and the exit status: 4 when the data is refused, 1 when a file cannot be read.
--- loader.stats: rows; tokens and trained of those kept; too_long and untrained = {count, rows = the first
--- of them as "file:line"}.
-function data.open(opts)
-  local self = setmetatable({ cfg = settings(opts), index = {}, files = {}, first = { [0] = 1 } }, mt)
+--- Open and check the files (a path or a list). opts: decode (JSON text -> value), vocab,
+-- micro_tokens; step_tokens (of a step at most, default micro_tokens; only a single row may exceed
+-- it), micros (of a step) and rows (of a micro-batch) at most; seed; max_refused (share of
+-- the rows that may be dropped, default 0.05). Returns a loader, or nil, a message and the exit
+-- status: 4 when the data is refused, 1 when a file cannot be read. loader.stats: rows; tokens and
+-- trained of those kept; too_long, untrained = {count, rows = the first of them as "file:line"}.
+function data.open(files, opts)
+  local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
+  self.first = { [0] = 1 } -- epoch -> its first step
   self.stats = { rows = 0, tokens = 0, trained = 0, too_long = { count = 0, rows = {} },
     untrained = { count = 0, rows = {} } }
   local ok, msg, code = open_files(self)
@@ -289,45 +285,48 @@ local function pack_best(self, rows)
   return by_length and #by_length <= #by_arrival and by_length or by_arrival
 end
 
--- Cut an epoch into steps: a step ends where the next row exceeds its tokens or fits no micro-batch,
--- and at the end of the epoch. order: position -> row; start: position of each step's first row, then n.
-local function cut_epoch(self, epoch)
-  if self.cut and self.cut.epoch == epoch then return self.cut end
-  local n, cfg = #self.index, self.cfg
-  local cut = { epoch = epoch, order = permutation(n, cfg.seed, epoch), start = { 0 } }
-  local bins, used = {}, 0
-  for at = 0, n - 1 do
-    local tokens = self.index[cut.order(at) + 1] & MAX_TOKENS
-    local bin = used + tokens <= cfg.step_tokens and place(self, bins, tokens)
-    if not bin and used == 0 then bin = place(self, bins, tokens) end
+-- Cut rows in an order (position -> row) into parts: a part ends where the next row exceeds
+-- step_tokens or fits no micro-batch. start: position of each part's first row, then their number.
+local function cut(self, order)
+  local start, bins, used = { 0 }, {}, 0
+  for at = 0, #self.index - 1 do
+    local tokens = self.index[order(at) + 1] & MAX_TOKENS
+    local fits = used == 0 or used + tokens <= self.cfg.step_tokens
+    local bin = fits and place(self, bins, tokens)
     if not bin then
-      cut.start[#cut.start + 1] = at
+      start[#start + 1] = at
       bins, used = {}, 0
       bin = place(self, bins, tokens)
     end
     bin[#bin + 1] = true
     used = used + tokens
   end
-  self.first[epoch + 1] = self.first[epoch] + #cut.start
-  cut.start[#cut.start + 1] = n
-  self.cut = cut
-  return cut
+  start[#start + 1] = #self.index
+  return { order = order, start = start }
+end
+
+local function cut_epoch(self, epoch)
+  if not self.cut or self.cut.epoch ~= epoch then
+    self.cut = cut(self, permutation(#self.index, self.cfg.seed, epoch))
+    self.cut.epoch = epoch
+    self.first[epoch + 1] = self.first[epoch] + #self.cut.start - 1
+  end
+  return self.cut
 end
 
 local function locate(self, step)
   local epoch = 0
   while true do
     if not self.first[epoch + 1] then cut_epoch(self, epoch) end
-    if step < self.first[epoch + 1] then break end
+    if step < self.first[epoch + 1] then return cut_epoch(self, epoch), step - self.first[epoch] + 1 end
     epoch = epoch + 1
   end
-  return cut_epoch(self, epoch), step - self.first[epoch] + 1
 end
 
 --- The epoch (1, 2, ...) of a step, the step's number in it and the number of steps in it.
 function loader:position(step)
-  local cut, i = locate(self, step)
-  return cut.epoch + 1, i, #cut.start - 1
+  local c, i = locate(self, step)
+  return c.epoch + 1, i, #c.start - 1
 end
 
 -- ---- a step ----------------------------------------------------------------------------------
@@ -357,21 +356,43 @@ local function micro_batch(self, bin)
   return m
 end
 
---- The micro-batches of step 1, 2, ...: a list of {row_len, ids, labels, row_id}, plain arrays. Raises
--- when a file has changed since it was checked.
-function loader:next(step)
-  if math.type(step) ~= "integer" or step < 1 then
-    error(("bs.data: step %s; steps are counted from 1"):format(tostring(step)), 2)
-  end
-  if #self.files == 0 then error("bs.data: the loader is closed", 2) end
-  local cut, i = locate(self, step)
+-- Part i of a cut as packed micro-batches.
+local function part(self, c, i)
+  if #self.files == 0 then error("bs.data: the loader is closed", 3) end
   local rows, micros = {}, {}
-  for at = cut.start[i], cut.start[i + 1] - 1 do
-    local id = cut.order(at)
+  for at = c.start[i], c.start[i + 1] - 1 do
+    local id = c.order(at)
     rows[#rows + 1] = { id = id, at = at, n = self.index[id + 1] & MAX_TOKENS }
   end
   for j, bin in ipairs(pack_best(self, rows)) do micros[j] = micro_batch(self, bin) end
   return micros
+end
+
+--- The micro-batches of step 1, 2, ...: a list of {row_len, ids, labels, row_id}, plain arrays. Raises
+-- when a file has changed since it was checked.
+function loader:step(step)
+  if math.type(step) ~= "integer" or step < 1 then
+    error(("bs.data: step %s; steps are counted from 1"):format(tostring(step)), 2)
+  end
+  local c, i = locate(self, step)
+  return part(self, c, i)
+end
+
+local function in_order(self)
+  self.plain = self.plain or cut(self, function(at) return at end)
+  return self.plain
+end
+
+--- Evaluation reads every row once, in file order: the number of parts of at most step_tokens tokens
+-- that this takes, and the micro-batches of part 1, 2, ...
+function loader:passes() return #in_order(self).start - 1 end
+
+function loader:pass(i)
+  local c = in_order(self)
+  if math.type(i) ~= "integer" or i < 1 or i >= #c.start then
+    error(("bs.data: part %s of %d"):format(tostring(i), #c.start - 1), 2)
+  end
+  return part(self, c, i)
 end
 
 return data
