@@ -65,7 +65,7 @@ static bs_status choose(bsi_aio *a, const bs_io_cfg *cfg, int depth)
         bsi_log("%s; files are read by a pool of threads", bs_error()->msg);
     }
     int threads = cfg->threads ? cfg->threads : THREADS;
-    return bsi_pool_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
+    return bsi_preads_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
 }
 
 bs_status bsi_aio_open(const bs_io_cfg *cfg, const bsi_aio_fault *fault, bsi_aio **out)
