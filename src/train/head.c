@@ -281,10 +281,8 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
         BSI_TRY(clear(h, m->s, vector));
         BSI_TRY(clear(h, m->ly, vector));
     }
-    if (h->mode == BS_HEAD_TRAIN) {
-        BSI_TRY(clear(h, m->acc, matrix));
-        BSI_TRY(clear(h, m->wy, matrix));
-    }
+    if (h->mode == BS_HEAD_TRAIN)
+        BSI_TRY(clear(h, m->acc, matrix)); /* wy is written by the one tile that holds the label */
     if (matrix)
         BSI_TRY(bsi_copy(h->e->compute, m->x, bsi_place_addr(&from), matrix));
     if (h->mode == BS_HEAD_LOGITS)
