@@ -217,21 +217,47 @@ struct dropout {
     float probability, keep;
 };
 
+enum { GROUPS = 32 }; /* counters that are worked on side by side */
+
+/* bsi_philox of GROUPS counters {step, row, pos, group + l}; word[i][l] is word i of counter l. */
+BSK_INLINE void philox_groups(const struct dropout *p, uint32_t row, uint32_t pos, uint32_t group,
+                              uint32_t word[4][GROUPS])
+{
+    uint32_t k0 = p->key[0], k1 = p->key[1];
+    for (uint32_t l = 0; l < GROUPS; l++) {
+        word[0][l] = p->step;
+        word[1][l] = row;
+        word[2][l] = pos;
+        word[3][l] = group + l;
+    }
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+        for (int l = 0; l < GROUPS; l++) {
+            uint64_t a = (uint64_t)0xD2511F53u * word[0][l], b = (uint64_t)0xCD9E8D57u * word[2][l];
+            word[0][l] = (uint32_t)(b >> 32) ^ word[1][l] ^ k0;
+            word[2][l] = (uint32_t)(a >> 32) ^ word[3][l] ^ k1;
+            word[1][l] = (uint32_t)b;
+            word[3][l] = (uint32_t)a;
+        }
+}
+
 /* The word of an element is a function of (key, step, row, position, channel), so no tiling, order of
    rows or placement of the micro-batch changes the mask, and the backward applies the same one. */
-static void dropout_body(const void *arg, int64_t first, int64_t end)
+BSK_WIDE static void dropout_body(const void *arg, int64_t first, int64_t end)
 {
     const struct dropout *p = arg;
     for (int64_t t = first; t < end; t++)
-        for (int64_t c0 = 0; c0 < p->C; c0 += 4) {
-            uint32_t word[4];
-            const uint32_t counter[4] = {p->step, (uint32_t)p->row[t], (uint32_t)p->pos[t],
-                                         (uint32_t)(c0 / 4)};
-            bsi_philox(counter, p->key, word);
-            for (int64_t c = c0; c < BSI_MIN(c0 + 4, p->C); c++) {
-                int64_t i = t * p->C + c;
-                p->y[i] = bsi_uniform(word[c - c0]) < p->probability ? 0.0f : p->x[i] / p->keep;
-            }
+        for (int64_t c0 = 0; c0 < p->C; c0 += 4 * GROUPS) {
+            uint32_t word[4][GROUPS];
+            philox_groups(p, (uint32_t)p->row[t], (uint32_t)p->pos[t], (uint32_t)(c0 / 4), word);
+            int n = (int)BSI_MIN(4 * GROUPS, p->C - c0);
+            const float *x = p->x + t * p->C + c0;
+            float *y = p->y + t * p->C + c0;
+            float u[4 * GROUPS];
+            for (int l = 0; l < GROUPS; l++)
+                for (int i = 0; i < 4; i++)
+                    u[4 * l + i] = bsi_uniform(word[i][l]);
+            for (int c = 0; c < n; c++)
+                y[c] = u[c] < p->probability ? 0.0f : x[c] / p->keep;
         }
 }
 

@@ -69,7 +69,8 @@ bs_status bsi_aio_submit(bsi_aio *a, bsi_read *r);
    and EINTR/EAGAIN repeated inside. */
 bsi_read *bsi_aio_reap(bsi_aio *a, unsigned wait_us);
 int bsi_aio_in_flight(const bsi_aio *a); /* submitted, not yet reaped */
-/* Optional: register the memory that reads go into (io_uring fixed buffers); failure is not an error. */
+/* Optional: register the memory that reads go into (io_uring fixed buffers); failure is not an error.
+   Before that memory is given back while the engine stays open: bytes 0 forgets the region at base. */
 void bsi_aio_register(bsi_aio *a, void *base, size_t bytes);
 /* Process-wide test switch used by bsi_file_open. */
 void bsi_file_refuse_direct(bool on);

@@ -21,8 +21,22 @@ static void unlink_edge(bsl_edge *e)
     e->link = NULL;
 }
 
+/* The open scope of an engine. The newest users come first, so the search is short. */
+static bsl_box *open_scope(const bsl_box *engine)
+{
+    for (const bsl_edge *e = engine ? engine->users : NULL; e; e = e->next)
+        if (e->user->type == &bsl_scope_type && e->user->h)
+            return e->user;
+    return NULL;
+}
+
 static void close_box(bsl_box *b)
 {
+    if (b->scope && b->type != &bsl_scope_type) {
+        bsl_box *scope = b->edge[0].link ? open_scope(b->edge[0].owner) : NULL;
+        if (scope && scope->scope == b->scope)
+            close_box(scope);
+    }
     while (b->users)
         close_box(b->users->user);
     for (int i = 0; i < b->type->owners; i++)
@@ -83,7 +97,7 @@ void bsl_newtype(lua_State *L, const bsl_type *type, const luaL_Reg *methods, co
 bsl_box *bsl_newbox(lua_State *L, const bsl_type *type)
 {
     size_t size = sizeof(bsl_box) + (size_t)type->owners * sizeof(bsl_edge);
-    bsl_box *b = lua_newuserdatauv(L, size, type->owners);
+    bsl_box *b = lua_newuserdatauv(L, size, type->owners + type->values);
     memset(b, 0, size);
     b->type = type;
     luaL_setmetatable(L, type->name);
@@ -98,7 +112,7 @@ void bsl_borrow(lua_State *L, bsl_box *box, int slot, int owner)
     lua_pushvalue(L, owner);
     lua_setiuservalue(L, -2, slot + 1);
     bsl_edge *e = &box->edge[slot];
-    *e = (bsl_edge){.user = box, .next = o->users, .link = &o->users};
+    *e = (bsl_edge){.user = box, .owner = o, .next = o->users, .link = &o->users};
     if (o->users)
         o->users->link = &e->next;
     o->users = e;
@@ -122,6 +136,31 @@ void *bsl_opt(lua_State *L, int arg, const bsl_type *type)
     return lua_isnoneornil(L, arg) ? NULL : bsl_check(L, arg, type);
 }
 
+enum { USED = 2 }; /* user value of an engine: the set of boxes that its scope used */
+
+void bsl_forget(lua_State *L, int arg)
+{
+    if (open_scope(lua_touserdata(L, arg)))
+        return;
+    lua_newtable(L);
+    lua_setiuservalue(L, arg, USED);
+}
+
+void bsl_use(lua_State *L, int arg)
+{
+    bsl_box *b = lua_touserdata(L, arg);
+    const bsl_box *scope = open_scope(b->edge[0].owner);
+    if (!scope || b->scope == scope->scope)
+        return;
+    lua_getiuservalue(L, arg, 1);
+    lua_getiuservalue(L, -1, USED);
+    lua_pushvalue(L, arg);
+    lua_pushboolean(L, true);
+    lua_rawset(L, -3);
+    lua_pop(L, 2);
+    b->scope = scope->scope;
+}
+
 void *bsl_owner(lua_State *L, int arg, int slot)
 {
     lua_getiuservalue(L, arg, slot + 1);
@@ -135,7 +174,7 @@ static void close_text(void *h)
     bs_str_free(h);
 }
 
-static const bsl_type text_type = {"bs.text", close_text, 0};
+static const bsl_type text_type = {"bs.text", close_text, 0, 0};
 
 bsl_box *bsl_newtext(lua_State *L)
 {

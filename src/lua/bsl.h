@@ -3,7 +3,8 @@
 ** bsl.h: what the binding files share. A C object lives in a box: a userdata that is closed (h NULL)
 ** before the object exists and after it has ended. A box that borrows from others is linked into their
 ** lists, so that closing an owner first closes what was made on it, newest first; user values keep the
-** owners' boxes from being collected meanwhile. A binding function reads its arguments, makes closed
+** owners' boxes from being collected meanwhile. What a scope has used stays until that scope ends, since
+** its tape names it. A binding function reads its arguments, makes closed
 ** boxes for its results, calls bs_* with no Lua call in between, and only then returns or raises.
 */
 #ifndef BSL_H
@@ -18,23 +19,26 @@ typedef struct bsl_box bsl_box;
 typedef struct bsl_edge bsl_edge;
 
 struct bsl_edge { /* user borrows from an owner; in the owner's list */
-    bsl_box *user;
+    bsl_box *user, *owner;
     bsl_edge *next, **link; /* link NULL: not in a list */
 };
 typedef struct bsl_type {
     const char *name; /* key of the metatable; in messages */
     void (*close)(void *h);
-    int owners; /* boxes that one of these may borrow from */
+    int owners; /* boxes that one of these may borrow from; the engine is the first */
+    int values; /* user values beside those that hold the owners */
 } bsl_type;
 struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
+    uint64_t scope; /* a scope: its serial; an engine: the last serial; else: of the last scope that used it */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };
 
 extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type, bsl_engine_type,
-    bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type, bsl_tensor_type;
+    bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type, bsl_tensor_type,
+    bsl_scope_type;
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 
@@ -49,6 +53,10 @@ bsl_box *bsl_checkbox(lua_State *L, int arg, const bsl_type *type);
 void *bsl_check(lua_State *L, int arg, const bsl_type *type);
 /* The same, NULL for nil. */
 void *bsl_opt(lua_State *L, int arg, const bsl_type *type);
+/* The box at arg, made on an engine, is used in the engine's open scope and has to outlive it. */
+void bsl_use(lua_State *L, int arg);
+/* Before a scope opens on the engine at arg: forget what the one before used. */
+void bsl_forget(lua_State *L, int arg);
 /* The handle of the box that the box at arg borrows from. */
 void *bsl_owner(lua_State *L, int arg, int slot);
 /* A box for text that libbs allocated, and the array of a result. */

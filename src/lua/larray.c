@@ -14,7 +14,7 @@ static void close_array(void *h)
     bs_array_free(h);
 }
 
-const bsl_type bsl_array_type = {"bs.array", close_array, 0};
+const bsl_type bsl_array_type = {"bs.array", close_array, 0, 0};
 
 static bs_array *check(lua_State *L, int arg)
 {

@@ -14,7 +14,7 @@ static void close_device(void *h)
     bs_dev_close(h);
 }
 
-const bsl_type bsl_device_type = {"bs.device", close_device, 0};
+const bsl_type bsl_device_type = {"bs.device", close_device, 0, 0};
 
 static int l_device_open(lua_State *L)
 {
@@ -64,7 +64,7 @@ static void close_engine(void *h)
     bs_engine_close(h);
 }
 
-const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1};
+const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 1};
 
 static bs_engine *check_engine(lua_State *L)
 {
@@ -125,7 +125,7 @@ static void close_scope(void *h)
     bs_scope_close(h);
 }
 
-static const bsl_type scope_type = {"bs.scope", close_scope, 2};
+const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 0};
 
 static int l_engine_scope(lua_State *L)
 {
@@ -144,9 +144,11 @@ static int l_engine_scope(lua_State *L)
         lua_pushnil(L);
     else
         cfg.batch = bsl_optionbox(L, 2, "batch", &bsl_batch_type, false);
-    bsl_box *box = bsl_newbox(L, &scope_type);
+    bsl_box *box = bsl_newbox(L, &bsl_scope_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, 3);
+    bsl_forget(L, 1);
+    box->scope = ++bsl_checkbox(L, 1, &bsl_engine_type)->scope;
     bs_status st = bs_scope_open(e, &cfg);
     box->h = st == BS_OK ? e : NULL;
     bsl_try(L, st, "bs.engine.scope");
@@ -155,14 +157,14 @@ static int l_engine_scope(lua_State *L)
 
 static int l_scope_hash(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_scope_hash(bsl_check(L, 1, &scope_type)));
+    lua_pushinteger(L, (lua_Integer)bs_scope_hash(bsl_check(L, 1, &bsl_scope_type)));
     return 1;
 }
 
 /* scope:backward{ {output, gradient}, ... } */
 static int l_scope_backward(lua_State *L)
 {
-    bs_engine *e = bsl_check(L, 1, &scope_type);
+    bs_engine *e = bsl_check(L, 1, &bsl_scope_type);
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_settop(L, 2);
     size_t n = lua_rawlen(L, 2);
@@ -194,7 +196,7 @@ static void close_batch(void *h)
     bs_batch_close(h);
 }
 
-const bsl_type bsl_batch_type = {"bs.batch", close_batch, 1};
+const bsl_type bsl_batch_type = {"bs.batch", close_batch, 1, 0};
 
 static bs_batch *check_batch(lua_State *L)
 {
@@ -302,7 +304,7 @@ void bsl_open_engine(lua_State *L)
 {
     bsl_newtype(L, &bsl_device_type, device_methods, NULL);
     bsl_newtype(L, &bsl_engine_type, engine_methods, NULL);
-    bsl_newtype(L, &scope_type, scope_methods, NULL);
+    bsl_newtype(L, &bsl_scope_type, scope_methods, NULL);
     bsl_newtype(L, &bsl_batch_type, batch_methods, NULL);
     add_module(L, "device", l_device_open);
     add_module(L, "engine", l_engine_open);

@@ -13,7 +13,7 @@ static void close_file(void *h)
     bs_st_close(h);
 }
 
-static const bsl_type file_type = {"bs.safetensors", close_file, 0};
+static const bsl_type file_type = {"bs.safetensors", close_file, 0, 0};
 
 static bs_st *check(lua_State *L)
 {

@@ -12,7 +12,7 @@ static void close_head(void *h)
     bs_head_close(h);
 }
 
-static const bsl_type head_type = {"bs.head", close_head, 2};
+static const bsl_type head_type = {"bs.head", close_head, 2, 0};
 
 static const bsl_option options[] = {{"batch", BSL_ANY, 0, false},
                                      {"channels", BSL_I64, offsetof(bs_head_cfg, channels), true},

@@ -28,7 +28,7 @@ static void close_tree(void *h)
     cJSON_Delete(h);
 }
 
-static const bsl_type tree_type = {"bs.json", close_tree, 0};
+static const bsl_type tree_type = {"bs.json", close_tree, 0, 0};
 
 static void push_value(lua_State *L, const cJSON *v)
 {

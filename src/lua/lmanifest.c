@@ -12,7 +12,7 @@ static void close_manifest(void *h)
     bs_manifest_free(h);
 }
 
-const bsl_type bsl_manifest_type = {"bs.manifest", close_manifest, 0};
+const bsl_type bsl_manifest_type = {"bs.manifest", close_manifest, 0, 0};
 
 static bs_manifest *check(lua_State *L)
 {

@@ -10,7 +10,7 @@ static void close_params(void *h)
     bs_params_close(h);
 }
 
-const bsl_type bsl_params_type = {"bs.params", close_params, 1};
+const bsl_type bsl_params_type = {"bs.params", close_params, 1, 0};
 
 static bs_params *check(lua_State *L)
 {

@@ -10,7 +10,7 @@ static void close_plan(void *h)
     bs_plan_free(h);
 }
 
-const bsl_type bsl_plan_type = {"bs.plan", close_plan, 1};
+const bsl_type bsl_plan_type = {"bs.plan", close_plan, 1, 0};
 
 static bs_plan *check(lua_State *L)
 {

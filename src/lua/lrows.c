@@ -12,7 +12,7 @@ static void close_rows(void *h)
     bs_rows_close(h);
 }
 
-static const bsl_type rows_type = {"bs.rows", close_rows, 3};
+static const bsl_type rows_type = {"bs.rows", close_rows, 3, 0};
 
 static bs_rows *check(lua_State *L)
 {

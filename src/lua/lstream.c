@@ -12,7 +12,7 @@ static void close_stream(void *h)
     bs_stream_close(h);
 }
 
-static const bsl_type stream_type = {"bs.stream", close_stream, 2};
+static const bsl_type stream_type = {"bs.stream", close_stream, 2, 0};
 
 static bs_stream *check(lua_State *L)
 {

@@ -28,10 +28,10 @@ static void close_rope(void *h)
     bs_rope_free(h);
 }
 
-const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 0};
-const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2};
-const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2};
-static const bsl_type rope_type = {"bs.rope", close_rope, 1};
+const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 0, 0};
+const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
+const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2, 0};
+static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
@@ -263,6 +263,7 @@ static int l_linear(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_linear *w = bsl_check(L, 2, &bsl_linear_type);
+    bsl_use(L, 2);
     bsl_box *box = bsl_newtensor(L);
     bs_status st = bs_op_linear(x, w, &y);
     return finish(L, box, y, st, "bs.op.linear");
@@ -275,6 +276,7 @@ static int l_rmsnorm(lua_State *L)
     bs_weight *w = bsl_check(L, 2, &bsl_weight_type);
     double eps = luaL_checknumber(L, 3);
     bool one_plus = lua_toboolean(L, 4);
+    bsl_use(L, 2);
     bsl_box *box = bsl_newtensor(L);
     bs_status st = bs_op_rmsnorm(x, w, eps, one_plus, &y);
     return finish(L, box, y, st, "bs.op.rmsnorm");
@@ -286,6 +288,7 @@ static int l_rope(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_rope *r = bsl_check(L, 2, &rope_type);
     int heads = bsl_checkint(L, 3, 1, INT_MAX);
+    bsl_use(L, 2);
     bsl_box *box = bsl_newtensor(L);
     bs_status st = bs_op_rope(x, r, heads, &y);
     return finish(L, box, y, st, "bs.op.rope");

@@ -164,7 +164,7 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     s->m = cfg->plan->manifest;
     s->dry = !s->e->props.executes;
     s->poison = strncmp(s->e->dev->spec, "check:", 6) == 0;
-    size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)4096);
+    size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)BSI_READ_ALIGN);
     s->request_bytes =
         bsi_round_up(cfg->io.request_bytes ? cfg->io.request_bytes : REQUEST_BYTES, align);
     bs_status st = open_files(s, cfg->io.no_direct);
@@ -195,7 +195,8 @@ void bs_stream_close(bs_stream *s)
     if (!s)
         return;
     if (s->e->pump_ud == s) {
-        (void)bs_stream_abort(s); /* drains; a lost device has nothing in flight */
+        bs_status drained = bs_stream_abort(s);
+        (void)drained; /* a lost device: nothing is in flight any more, and nobody to tell */
         s->e->pump = NULL;
         s->e->pump_ud = NULL;
     }

@@ -179,6 +179,14 @@ bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool c
 
 /* ---- plan ---- */
 
+uint64_t bsi_read_bytes(const bs_manifest *m, int block)
+{
+    uint64_t sum = 0;
+    for (int x = 0; x < bs_manifest_block(m, block)->n_extents; x++)
+        sum += bsi_manifest_extent(m, block, x)->length;
+    return sum;
+}
+
 static void count_bytes(const bs_plan *p, const bs_transfer *t, bs_edge_bytes *out)
 {
     *out = (bs_edge_bytes){0};
@@ -186,7 +194,7 @@ static void count_bytes(const bs_plan *p, const bs_transfer *t, bs_edge_bytes *o
         const bs_block_info *b = bs_manifest_block(p->manifest, t[i].block);
         if (t[i].read) {
             out->disk_payload += b->payload_bytes;
-            out->disk_read += b->raw_bytes;
+            out->disk_read += bsi_read_bytes(p->manifest, t[i].block);
             out->reads++;
         }
         if (t[i].load) {
@@ -208,6 +216,7 @@ static bs_status size_tiers(bs_plan *p)
 {
     uint64_t gpu = 0, ram = 0;
     bool any_gpu = false;
+    size_t align = BSI_MAX(bs_manifest_alignment(p->manifest), (size_t)BSI_READ_ALIGN);
     for (int i = 0; i < p->n_blocks; i++) {
         const bs_block_info *b = bs_manifest_block(p->manifest, i);
         if (p->home[i] == BS_HOME_GPU) {
@@ -219,7 +228,7 @@ static bs_status size_tiers(bs_plan *p)
         if (p->home[i] == BS_HOME_RAM)
             BSI_TRY(add(&ram, b->raw_bytes, b->name));
         else
-            p->host_slot_bytes = BSI_MAX(p->host_slot_bytes, b->raw_bytes);
+            p->host_slot_bytes = BSI_MAX(p->host_slot_bytes, bsi_round_up(b->raw_bytes, align));
     }
     p->staging = p->host_slots ? p->host_slots : any_gpu;
     if (__builtin_mul_overflow(p->slot_bytes, (uint64_t)p->dev_slots, &p->device_bytes) ||
@@ -239,6 +248,9 @@ static bs_status check_slots(const bs_plan_cfg *cfg)
                         cfg->dev_slots, cfg->host_slots);
     for (int i = 0; i < bs_manifest_blocks(cfg->manifest); i++) {
         const char *name = bs_manifest_block(cfg->manifest, i)->name;
+        if (bs_manifest_block(cfg->manifest, i)->n_extents < 1)
+            return bsi_fail(BS_STATE, "plan: block '%s' has no extents; finish the manifest first",
+                            name);
         if ((unsigned)cfg->home[i] > BS_HOME_GPU)
             return bsi_fail(BS_ARG, "plan: block '%s' has home %d; homes are disk 0, ram 1, gpu 2",
                             name, (int)cfg->home[i]);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REQUEST_BYTES = 2 << 20, ALIGN = 4096, REAP_US = 1000 };
+enum { REQUEST_BYTES = 2 << 20, REAP_US = 1000 };
 
 typedef struct range { /* aligned piece of the file that holds wanted rows */
     uint64_t offset, length;
@@ -23,6 +23,7 @@ typedef struct range { /* aligned piece of the file that holds wanted rows */
 
 typedef struct sizes {
     uint64_t row_bytes, table_bytes;
+    uint64_t align;          /* of offsets and lengths of reads: the file's own when it is direct */
     uint64_t first, span;    /* aligned superset of the whole table in its file */
     size_t staging, scratch; /* one staging buffer; what reads go to */
 } sizes;
@@ -62,11 +63,13 @@ static bs_status measure(const bs_manifest *m, int rows, bs_home home, const bs_
     if (home != BS_HOME_RAM && home != BS_HOME_DISK)
         return bsi_fail(BS_ARG, "rows: table '%s' has home %d; a row table lives in ram or on disk",
                         t->name, (int)home);
-    sizes z = {.row_bytes = (uint64_t)t->cols * bs_dtype_size(t->dtype)};
-    size_t row_span = bsi_round_up(z.row_bytes, ALIGN) + ALIGN, most;
+    const bsi_file *f = bsi_manifest_file(m, t->file);
+    sizes z = {.row_bytes = (uint64_t)t->cols * bs_dtype_size(t->dtype),
+               .align = f->direct ? f->align : BSI_READ_ALIGN};
+    size_t row_span = bsi_round_up(z.row_bytes, z.align) + z.align, most;
     z.table_bytes = z.row_bytes * (uint64_t)t->rows; /* inside the file: the manifest has checked it */
-    z.first = bsi_round_down(t->file_offset, ALIGN);
-    z.span = bsi_round_up(t->file_offset + z.table_bytes, ALIGN) - z.first;
+    z.first = bsi_round_down(t->file_offset, z.align);
+    z.span = bsi_round_up(t->file_offset + z.table_bytes, z.align) - z.first;
     if (!bsi_mul_size(z.row_bytes, (size_t)b->tokens, &z.staging) ||
         !bsi_mul_size(row_span, (size_t)b->tokens, &most))
         return bsi_fail(BS_ARG, "rows: %lld tokens of table '%s' are too large to address",
@@ -164,7 +167,8 @@ static bs_status find_ranges(bs_rows *r, int micro, int64_t *n_ids, int *n_range
             continue;
         r->ids[ids++] = r->ids[t];
         uint64_t row = r->info->file_offset + (uint64_t)r->ids[ids - 1] * r->z.row_bytes;
-        uint64_t from = bsi_round_down(row, ALIGN), to = bsi_round_up(row + r->z.row_bytes, ALIGN);
+        uint64_t from = bsi_round_down(row, r->z.align),
+                 to = bsi_round_up(row + r->z.row_bytes, r->z.align);
         range *last = n ? &r->ranges[n - 1] : NULL;
         if (last && from <= last->offset + last->length) {
             last->length = to - last->offset;
@@ -392,7 +396,8 @@ bs_status bs_rows_open(bs_engine *e, const bs_manifest *m, int rows, bs_home hom
         .e = e, .batch = b, .info = bsi_manifest_rows(m, rows), .home = home, .z = z, .own.fd = -1};
     r->name = r->info->name;
     r->dry = !e->props.executes;
-    r->request_bytes = bsi_round_up(io->request_bytes ? io->request_bytes : REQUEST_BYTES, ALIGN);
+    r->request_bytes = bsi_round_up(io->request_bytes ? io->request_bytes : REQUEST_BYTES,
+                                    BSI_MAX(z.align, (uint64_t)BSI_READ_ALIGN));
     r->stats.host_bytes = 2 * z.staging + z.scratch;
     bs_status st = open_parts(r, m, io);
     if (st != BS_OK) {

@@ -19,7 +19,7 @@ void bsi_stats_submit(bs_stream *s)
         s->busy_since = bsi_now();
 }
 
-void bsi_stats_reap(bs_stream *s, const bsi_request *r)
+void bsi_stats_reap(bs_stream *s, const bsi_piece *r)
 {
     const bsi_extent *x = bsi_manifest_extent(s->m, r->slot->block, r->extent);
     uint64_t lo = x->raw_offset + (r->io.offset - x->offset);

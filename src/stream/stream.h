@@ -35,6 +35,10 @@ typedef struct bsi_policy {
     int64_t serial;    /* of the next visit */
 } bsi_policy;
 
+enum { BSI_READ_ALIGN = 4096 }; /* staging slots and requests, at least */
+
+/* What one read of the block asks of the disk: its extents (raw_bytes may have gaps between them). */
+uint64_t bsi_read_bytes(const bs_manifest *m, int block);
 bs_status bsi_policy_open(const bs_plan *plan, bsi_policy *out);
 void bsi_policy_close(bsi_policy *p);
 /* Every slot empty; homes as they are; the next visit gets this serial. */
@@ -52,12 +56,12 @@ typedef enum bsi_host_state {
     BSI_HOST_COPYING
 } bsi_host_state;
 
-typedef struct bsi_request { /* one read of at most request_bytes, inside one extent */
+typedef struct bsi_piece { /* one read of at most request_bytes, inside one extent */
     bsi_read io;
     struct bsi_host_slot *slot;
     int extent;
     bool done, copied;
-} bsi_request;
+} bsi_piece;
 
 typedef struct bsi_host_slot { /* raw aligned extents of one block: staging, or a ram home */
     bsi_host_state state;
@@ -68,7 +72,7 @@ typedef struct bsi_host_slot { /* raw aligned extents of one block: staging, or 
     bsi_addr at;
     size_t bytes;
     bsi_mem *own; /* memory of this slot alone, or NULL: part of the staging region */
-    bsi_request *req;
+    bsi_piece *req;
     int n_req, n_done, n_copied;
     bsi_event *started; /* the copies out of it have begun (the device slot was free) */
     bsi_event *copied;  /* they have ended */
@@ -155,7 +159,7 @@ void bsi_stream_pump_quiet(void *stream);
 const bsi_file *bsi_stream_file(const bs_stream *s, int file);
 /* stats.c: reads and copies as they happen. */
 void bsi_stats_submit(bs_stream *s);
-void bsi_stats_reap(bs_stream *s, const bsi_request *r);
+void bsi_stats_reap(bs_stream *s, const bsi_piece *r);
 /* Bytes of the block's tensors inside a raw range of its host slot. */
 uint64_t bsi_payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi);
 /* Offset of a tensor's first byte in its block's host slot. */

@@ -88,8 +88,8 @@ static bs_status submit_extent(bs_stream *s, bsi_host_slot *h, int extent, int *
 {
     const bsi_extent *x = bsi_manifest_extent(s->m, h->block, extent);
     for (uint64_t off = 0; off < x->length; off += s->request_bytes, (*next)++) {
-        bsi_request *r = &h->req[*next];
-        *r = (bsi_request){.slot = h, .extent = extent};
+        bsi_piece *r = &h->req[*next];
+        *r = (bsi_piece){.slot = h, .extent = extent};
         r->io.file = bsi_stream_file(s, x->file);
         r->io.offset = x->offset + off;
         r->io.length = BSI_MIN(s->request_bytes, x->length - off);
@@ -119,7 +119,7 @@ static bs_status start_read(bs_stream *s, bsi_host_slot *h, bsi_pushed *p, int64
     if (s->dry) {
         bsi_host_read(h, p->spec.block, serial);
         s->stats.disk_payload += b->payload_bytes;
-        s->stats.disk_read += b->raw_bytes;
+        s->stats.disk_read += bsi_read_bytes(s->m, p->spec.block);
         read_done(s, h);
         return BS_OK;
     }
@@ -152,7 +152,7 @@ static bs_status issue_reads(bs_stream *s)
 
 static bs_status take_read(bs_stream *s, bsi_read *io)
 {
-    bsi_request *r = io->user;
+    bsi_piece *r = io->user;
     bsi_host_slot *h = r->slot;
     r->done = true;
     h->n_done++;
@@ -192,7 +192,7 @@ static bs_status copy_range(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int
                     bsi_addr_add(h->at, from), to - from);
 }
 
-static bs_status copy_piece(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, bsi_request *r)
+static bs_status copy_piece(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, bsi_piece *r)
 {
     const bsi_extent *x = bsi_manifest_extent(s->m, h->block, r->extent);
     uint64_t lo = x->raw_offset + (r->io.offset - x->offset);

@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** Every op, forward and backward, against its formula in f64: the value directly, each gradient by central
-** differences of the f64 formula (step 1e-5: their own error is below 1e-9), so that the bounds are those of
+** Every op, forward and backward, against its formula in f64: the value directly, each gradient by
+*central
+** differences of the f64 formula (step 1e-5: their own error is below 1e-9), so that the bounds are
+*those of
 ** f32 arithmetic alone.
 */
 #include "tensor_fixture.h"
 
 enum { MAX_IN = 5, MAX_ELEMS = 128, T = 8 };
 
-/* Sums of at most 32 products of numbers of order 1 in f32 (unit roundoff 6e-8), relative to the norm. */
+/* Sums of at most 32 products of numbers of order 1 in f32 (unit roundoff 6e-8), relative to the norm.
+ */
 static const double TOLERANCE = 1e-6;
 static const int64_t ROW_LEN[] = {5, 3}, ROW_ID[] = {40, 7};
 
 typedef struct opcase {
     const char *name;
-    int n_x, n_w;                        /* tensors, then weights */
-    int64_t rows[MAX_IN], cols[MAX_IN];  /* of each of them */
+    int n_x, n_w;                       /* tensors, then weights */
+    int64_t rows[MAX_IN], cols[MAX_IN]; /* of each of them */
     int64_t y_rows, y_cols;
     bs_status (*op)(const struct opcase *c, bs_tensor *const *x, bs_tensor **y);
     void (*ref)(const struct opcase *c, double *const *in, double *y);
@@ -147,11 +150,12 @@ static void check(fixture *f, opcase *c)
 
 static void start(fixture *f)
 {
-    fix_open(f, "cpu", 16);
+    fix_open(f, "check:cpu", 16);
     fix_rows(f, 0, 2, ROW_LEN, ROW_ID);
 }
 
-/* ---- elementwise ---------------------------------------------------------------------------------------- */
+/* ---- elementwise
+ * ---------------------------------------------------------------------------------------- */
 
 static double act64(double x, int64_t act)
 {
@@ -262,7 +266,8 @@ static void test_elementwise(void **state)
     fix_close(&f);
 }
 
-/* ---- along rows ----------------------------------------------------------------------------------------- */
+/* ---- along rows
+ * ----------------------------------------------------------------------------------------- */
 
 static void rmsnorm_ref(const opcase *c, double *const *in, double *y)
 {
@@ -286,15 +291,25 @@ static void test_rmsnorm(void **state)
 {
     (void)state;
     const bs_dtype stored[] = {BS_DTYPE_F32, BS_DTYPE_BF16, BS_DTYPE_F16};
-    for (int64_t k = 0; k < 12; k++) { /* dtype x one_plus x trainable; the row is 3 heads of the weight */
+    for (int64_t k = 0; k < 12;
+         k++) { /* dtype x one_plus x trainable; the row is 3 heads of the weight */
         fixture f;
         start(&f);
         fix_seal(&f);
         static opcase c;
-        c = (opcase){.name = "rmsnorm", .n_x = 1, .n_w = 1, .rows = {T, 1}, .cols = {12, 4}, .y_rows = T,
-                     .y_cols = 12, .n = {k & 1}, .d = {1e-3}, .op = rmsnorm_op, .ref = rmsnorm_ref};
-        bs_tensor_info info = fix_weight(&f, "norm", stored[k / 4], 1, (int64_t[]){4},
-                                         fix_floats(&f, c.v[1], 4));
+        c = (opcase){.name = "rmsnorm",
+                     .n_x = 1,
+                     .n_w = 1,
+                     .rows = {T, 1},
+                     .cols = {12, 4},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .n = {k & 1},
+                     .d = {1e-3},
+                     .op = rmsnorm_op,
+                     .ref = rmsnorm_ref};
+        bs_tensor_info info =
+            fix_weight(&f, "norm", stored[k / 4], 1, (int64_t[]){4}, fix_floats(&f, c.v[1], 4));
         if (k & 2)
             c.grad[1] = fix_place(&f, 1, 4, NULL);
         ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[1]}, &c.w));
@@ -371,21 +386,47 @@ static void test_rows(void **state)
     fixture f;
     start(&f);
     fix_seal(&f);
-    static opcase cases[] = {
-        {.name = "softmax", .n_x = 1, .rows = {T}, .cols = {7}, .y_rows = T, .y_cols = 7, .op = softmax_op,
-         .ref = softmax_ref},
-        {.name = "columns", .n_x = 1, .rows = {T}, .cols = {7}, .y_rows = T, .y_cols = 3, .n = {2, 3},
-         .op = columns_op, .ref = columns_ref},
-        {.name = "row_scale", .n_x = 2, .rows = {T, T}, .cols = {5, 3}, .y_rows = T, .y_cols = 5, .n = {1},
-         .op = row_scale_op, .ref = row_scale_ref},
-        {.name = "labelled", .n_x = 1, .rows = {T}, .cols = {5}, .y_rows = 3, .y_cols = 5, .op = labelled_op,
-         .ref = labelled_ref}};
+    static opcase cases[] = {{.name = "softmax",
+                              .n_x = 1,
+                              .rows = {T},
+                              .cols = {7},
+                              .y_rows = T,
+                              .y_cols = 7,
+                              .op = softmax_op,
+                              .ref = softmax_ref},
+                             {.name = "columns",
+                              .n_x = 1,
+                              .rows = {T},
+                              .cols = {7},
+                              .y_rows = T,
+                              .y_cols = 3,
+                              .n = {2, 3},
+                              .op = columns_op,
+                              .ref = columns_ref},
+                             {.name = "row_scale",
+                              .n_x = 2,
+                              .rows = {T, T},
+                              .cols = {5, 3},
+                              .y_rows = T,
+                              .y_cols = 5,
+                              .n = {1},
+                              .op = row_scale_op,
+                              .ref = row_scale_ref},
+                             {.name = "labelled",
+                              .n_x = 1,
+                              .rows = {T},
+                              .cols = {5},
+                              .y_rows = 3,
+                              .y_cols = 5,
+                              .op = labelled_op,
+                              .ref = labelled_ref}};
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         check(&f, &cases[i]);
     fix_close(&f);
 }
 
-/* ---- rope and attention --------------------------------------------------------------------------------- */
+/* ---- rope and attention
+ * --------------------------------------------------------------------------------- */
 
 static void rope_ref(const opcase *c, double *const *in, double *y)
 {
@@ -430,8 +471,16 @@ static void test_rope(void **state)
         fixture f;
         start(&f);
         static opcase c;
-        c = (opcase){.name = "rope", .n_x = 1, .rows = {T}, .cols = {12}, .y_rows = T, .y_cols = 12,
-                     .n = {2, k & 1 ? 2 : 3, k / 2}, .d = {1.25}, .op = rope_op, .ref = rope_ref};
+        c = (opcase){.name = "rope",
+                     .n_x = 1,
+                     .rows = {T},
+                     .cols = {12},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .n = {2, k & 1 ? 2 : 3, k / 2},
+                     .d = {1.25},
+                     .op = rope_op,
+                     .ref = rope_ref};
         c.rope = make_rope(&f, c.n[1], c.d[0], (bs_rope_style)c.n[2]);
         fix_seal(&f);
         check(&f, &c);
@@ -481,16 +530,27 @@ static void test_attention(void **state)
     fix_seal(&f);
     for (int k = 0; k < 4; k++) {
         static opcase c;
-        c = (opcase){.name = "attention", .n_x = 3, .rows = {T, T, T}, .cols = {12, 6, 6}, .y_rows = T,
-                     .y_cols = 12, .op = attention_op, .ref = attention_ref,
-                     .attention = {.heads = 4, .kv_heads = 2, .head_dim = 3, .scale = k & 1 ? 0.9 : 0.0,
-                                   .window = k & 1 ? 2 : 0, .softcap = k & 2 ? 0.7 : 0.0}};
+        c = (opcase){.name = "attention",
+                     .n_x = 3,
+                     .rows = {T, T, T},
+                     .cols = {12, 6, 6},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .op = attention_op,
+                     .ref = attention_ref,
+                     .attention = {.heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 3,
+                                   .scale = k & 1 ? 0.9 : 0.0,
+                                   .window = k & 1 ? 2 : 0,
+                                   .softcap = k & 2 ? 0.7 : 0.0}};
         check(&f, &c);
     }
     fix_close(&f);
 }
 
-/* ---- linear --------------------------------------------------------------------------------------------- */
+/* ---- linear
+ * --------------------------------------------------------------------------------------------- */
 
 enum { IN = 6, OUT = 5, RANK = 2, STEP = 5 };
 enum { WITH_BIAS = 1, WITH_LORA = 2, WITH_DROPOUT = 4, TRAIN_BASE = 8, FROZEN_A = 16, FROZEN_B = 32 };
@@ -536,9 +596,17 @@ static void check_linear(bs_dtype stored, int flags)
     start(&f);
     fix_seal(&f);
     static opcase c;
-    c = (opcase){.name = "linear", .n_x = 1, .n_w = 4, .rows = {T, OUT, 1, RANK, OUT},
-                 .cols = {IN, IN, OUT, IN, RANK}, .y_rows = T, .y_cols = OUT, .n = {flags},
-                 .train = (flags & WITH_DROPOUT) != 0, .op = linear_op, .ref = linear_ref};
+    c = (opcase){.name = "linear",
+                 .n_x = 1,
+                 .n_w = 4,
+                 .rows = {T, OUT, 1, RANK, OUT},
+                 .cols = {IN, IN, OUT, IN, RANK},
+                 .y_rows = T,
+                 .y_cols = OUT,
+                 .n = {flags},
+                 .train = (flags & WITH_DROPOUT) != 0,
+                 .op = linear_op,
+                 .ref = linear_ref};
     for (int i = I_W; i <= I_B; i++)
         fix_floats(&f, c.v[i], elems(&c, i));
     bs_tensor_info w = fix_weight(&f, "proj.weight", stored, 2, (int64_t[]){OUT, IN}, c.v[I_W]);
@@ -587,7 +655,8 @@ static void test_linear(void **state)
     }
 }
 
-/* ---- rows do not see each other --------------------------------------------------------------------------- */
+/* ---- rows do not see each other
+ * --------------------------------------------------------------------------- */
 
 typedef struct pair { /* forward and dq, dk, dv over the rows of a micro-batch */
     float y[4][MAX_ELEMS];
@@ -681,10 +750,13 @@ static void test_no_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_rows),        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_attention),   cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_rows_are_isolated), cmocka_unit_test(test_no_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_elementwise),
+                                       cmocka_unit_test(test_rmsnorm),
+                                       cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_rope),
+                                       cmocka_unit_test(test_attention),
+                                       cmocka_unit_test(test_linear),
+                                       cmocka_unit_test(test_rows_are_isolated),
+                                       cmocka_unit_test(test_no_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,8 +5,8 @@
 static void assert_error(bs_status got, bs_status want, const char *part)
 {
     if (got != want || !strstr(bs_error()->msg, part))
-        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got), bs_error()->msg,
-                 bs_status_name(want), part);
+        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got),
+                 bs_error()->msg, bs_status_name(want), part);
 }
 
 static void test_round_trip(void **state)
@@ -67,8 +67,9 @@ static void test_scope_ends_handles(void **state)
     bs_scope_close(f.e);
     assert_int_equal(fix_arena_now(&f), 0);
     assert_false(bs_tensor_alive(t));
-    const char *why = "tensor of scope 'layers.3 test, micro 0' is used after its scope ended; copy what must "
-                      "live on with store:put";
+    const char *why =
+        "tensor of scope 'layers.3 test, micro 0' is used after its scope ended; copy what must "
+        "live on with store:put";
     bs_array *a;
     bs_place p;
     assert_error(bs_op_scale(t, 2.0, &y), BS_STATE, why);
@@ -103,8 +104,8 @@ static void test_scope_arguments(void **state)
     float v[8] = {0};
     fix_open(&f, "check:cpu", 16);
     fix_seal(&f);
-    assert_error(bs_scope_open(f.e, &(bs_scope_cfg){.label = "x", .batch = f.batch, .micro = 2}), BS_ARG,
-                 "0..1 is expected");
+    assert_error(bs_scope_open(f.e, &(bs_scope_cfg){.label = "x", .batch = f.batch, .micro = 2}),
+                 BS_ARG, "0..1 is expected");
     ok(bs_scope_open(f.e, &(bs_scope_cfg){.label = "bare"}));
     bs_tensor *x = fix_from(&f, 4, 2, v), *y;
     assert_error(bs_op_labelled(x, &y), BS_STATE, "no micro-batch");
@@ -121,7 +122,8 @@ static void test_scope_arguments(void **state)
     fix_close(&f);
 }
 
-/* ---- a small layer over all ops ------------------------------------------------------------------------- */
+/* ---- a small layer over all ops
+ * ------------------------------------------------------------------------- */
 
 enum { C = 8, HEADS = 2, D = 4, HIDDEN = 12 };
 
@@ -132,14 +134,15 @@ typedef struct layer {
     bs_place g; /* gradient handed in: [capacity, C] */
 } layer;
 
-static bs_linear *linear(fixture *f, const char *name, bs_dtype t, int64_t out, int64_t in, bool adapter)
+static bs_linear *linear(fixture *f, const char *name, bs_dtype t, int64_t out, int64_t in,
+                         bool adapter)
 {
     static float v[HIDDEN * HIDDEN];
     bs_tensor_info info = fix_weight(f, name, t, 2, (int64_t[]){out, in}, fix_floats(f, v, out * in));
     bs_linear_cfg cfg = {.block = 0, .weight = &info, .name = name, .scale = 2.0f, .dropout = 0.25f};
     if (adapter) {
-        cfg.lora_a = (bs_param_ref){fix_place(f, 2, in, fix_floats(f, v, 2 * in)), fix_place(f, 2, in, NULL),
-                                    name};
+        cfg.lora_a = (bs_param_ref){fix_place(f, 2, in, fix_floats(f, v, 2 * in)),
+                                    fix_place(f, 2, in, NULL), name};
         cfg.lora_b = (bs_param_ref){fix_place(f, out, 2, fix_floats(f, v, 2 * out)),
                                     fix_place(f, out, 2, NULL), name};
     }
@@ -188,7 +191,8 @@ static uint64_t layer_run(fixture *f, layer *l, int64_t T, bool tape, size_t *of
     ok(bs_op_rmsnorm(x, l->norm, 1e-6, false, &h));
     ok(bs_op_linear(h, l->q, &q));
     ok(bs_op_rope(q, l->rope, HEADS, &r));
-    ok(bs_op_attention(r, r, q, &(bs_attention_cfg){.heads = HEADS, .kv_heads = HEADS, .head_dim = D}, &a));
+    ok(bs_op_attention(r, r, q, &(bs_attention_cfg){.heads = HEADS, .kv_heads = HEADS, .head_dim = D},
+                       &a));
     ok(bs_op_add(x, a, &t));
     ok(bs_op_linear(t, l->up, &u));
     ok(bs_op_glu(u, u, BS_ACT_SILU, &g));
@@ -219,8 +223,8 @@ static uint64_t layer_run(fixture *f, layer *l, int64_t T, bool tape, size_t *of
     return hash;
 }
 
-/* The offsets and the peak are a function of the ops and the capacity, not of the rows; a dry run on the
-   meta device gives the peak of the real one as an equality. */
+/* The offsets and the peak are a function of the ops and the capacity, not of the rows; a dry run on
+   the meta device gives the peak of the real one as an equality. */
 static void test_capacity_rule(void **state)
 {
     (void)state;
@@ -301,8 +305,8 @@ static void test_hash(void **state)
     fix_close(&f);
 }
 
-/* After two rounds a hundred more allocate nothing: on meta literally (an allocation would fail), on the cpu
-   device, whose queues keep what is in flight, by the counters at rest. */
+/* After two rounds a hundred more allocate nothing: on meta literally (an allocation would fail), on
+   the cpu device, whose queues keep what is in flight, by the counters at rest. */
 static void steady(const char *spec, bool executes)
 {
     fixture f;
@@ -340,7 +344,8 @@ static void test_steady_state(void **state)
     steady("meta", false);
 }
 
-/* Every host allocation of a first run fails once; the scope closes clean and a second attempt works. */
+/* Every host allocation of a first run fails once; the scope closes clean and a second attempt works.
+ */
 static void test_allocation_failures(void **state)
 {
     (void)state;
@@ -360,7 +365,8 @@ static void test_allocation_failures(void **state)
         bsi_alloc_fail_nth(k);
         bs_status st = bs_scope_open(f.e, &cfg);
         if (st == BS_OK && (st = bs_tensor_at(f.e, &in, &x)) == BS_OK &&
-            (st = bs_tensor_want_grad(x)) == BS_OK && (st = bs_op_rmsnorm(x, l.norm, 1e-6, false, &h)) == BS_OK &&
+            (st = bs_tensor_want_grad(x)) == BS_OK &&
+            (st = bs_op_rmsnorm(x, l.norm, 1e-6, false, &h)) == BS_OK &&
             (st = bs_op_linear(h, l.q, &u)) == BS_OK && (st = bs_tensor_at(f.e, &in, &g)) == BS_OK &&
             (st = bs_scope_backward(f.e, 1, &u, &g)) == BS_OK)
             st = bs_tensor_grad(x, &dx);
@@ -410,10 +416,10 @@ static void test_arena_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_scope_ends_handles),
-        cmocka_unit_test(test_scope_arguments),  cmocka_unit_test(test_capacity_rule),
+        cmocka_unit_test(test_round_trip),         cmocka_unit_test(test_scope_ends_handles),
+        cmocka_unit_test(test_scope_arguments),    cmocka_unit_test(test_capacity_rule),
         cmocka_unit_test(test_meta_reads_nothing), cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_steady_state),     cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_steady_state),       cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_arena_full)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

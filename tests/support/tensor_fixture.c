@@ -14,8 +14,11 @@ void fix_open(fixture *f, const char *spec, int64_t tokens)
     memset(f, 0, sizeof *f);
     f->random = 1;
     ok(bs_dev_open(spec, &(bs_dev_cfg){.threads = 2}, &f->dev));
-    bs_engine_cfg cfg = {.dev = f->dev, .pool_bytes = 8 << 20, .expand_bytes = FIX_EXPAND_BYTES,
-                         .n_blocks = 2, .seed = 11};
+    bs_engine_cfg cfg = {.dev = f->dev,
+                         .pool_bytes = 8 << 20,
+                         .expand_bytes = FIX_EXPAND_BYTES,
+                         .n_blocks = 2,
+                         .seed = 11};
     ok(bs_engine_open(&cfg, &f->e));
     ok(bs_batch_open(f->e, &(bs_batch_cfg){.micros = 2, .tokens = tokens, .rows = 4}, &f->batch));
     ok(bsi_pool_region(f->e->pool, "block", FIX_BLOCK_BYTES, &f->block));
@@ -50,15 +53,19 @@ void fix_rows(fixture *f, int micro, int n_rows, const int64_t *len, const int64
             ids[n] = n % 7;
             labels[n] = t % 2 ? n % 5 : -100;
         }
-    ok(bs_batch_set(f->batch, micro,
-                    &(bs_micro){.n_rows = n_rows, .row_len = len, .ids = ids, .labels = labels,
-                                .row_id = row_id}));
+    ok(bs_batch_set(
+        f->batch, micro,
+        &(bs_micro){.n_rows = n_rows, .row_len = len, .ids = ids, .labels = labels, .row_id = row_id}));
 }
 
 void fix_scope(fixture *f, int micro, bool tape, bool train)
 {
-    ok(bs_scope_open(f->e, &(bs_scope_cfg){.label = "layers.3 test, micro 0", .batch = f->batch,
-                                           .micro = micro, .tape = tape, .train = train, .step = 5}));
+    ok(bs_scope_open(f->e, &(bs_scope_cfg){.label = "layers.3 test, micro 0",
+                                           .batch = f->batch,
+                                           .micro = micro,
+                                           .tape = tape,
+                                           .train = train,
+                                           .step = 5}));
 }
 
 void fix_visit(fixture *f, bool on)
@@ -94,7 +101,8 @@ static void store(bs_dtype t, float *v, void *to, int64_t i)
     }
 }
 
-bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, const int64_t *dim, float *v)
+bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, const int64_t *dim,
+                          float *v)
 {
     static float bytes[1 << 14];
     int64_t n = 1;
