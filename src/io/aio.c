@@ -65,7 +65,7 @@ static bs_status choose(bsi_aio *a, const bs_io_cfg *cfg, int depth)
         bsi_log("%s; files are read by a pool of threads", bs_error()->msg);
     }
     int threads = cfg->threads ? cfg->threads : THREADS;
-    return bsi_pool_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
+    return bsi_preads_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
 }
 
 bs_status bsi_aio_open(const bs_io_cfg *cfg, const bsi_aio_fault *fault, bsi_aio **out)
@@ -158,19 +158,15 @@ static void give_up(bsi_read *r, bs_status st)
     r->error = *bs_error();
 }
 
-static uint64_t size_now(const bsi_file *f)
-{
-    struct stat st;
-    return fstat(f->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
-}
-
 static void shrunk(bsi_read *r)
 {
+    struct stat st;
+    uint64_t now = fstat(r->file->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
     give_up(r, bsi_fail(BS_IO,
                         "file '%s' at %llu: expected %zu bytes, got %zu; the file had %llu bytes when it was "
                         "opened and has %llu now",
                         r->file->path, (unsigned long long)r->offset, expected(r), r->done,
-                        (unsigned long long)r->file->bytes, (unsigned long long)size_now(r->file)));
+                        (unsigned long long)r->file->bytes, (unsigned long long)now));
 }
 
 static void failed(bsi_read *r, int err)
@@ -241,7 +237,7 @@ static bool settle(bsi_aio *a, bsi_request *q)
     size_t got = r->done;
     r->done = bsi_round_down(r->done, r->file->align);
     q->idle = r->done > before ? 0 : q->idle + 1;
-    if (q->idle && (size_now(r->file) < r->offset + want || q->idle >= IDLE_LIMIT)) {
+    if (q->idle >= IDLE_LIMIT / 100) { /* the file ends here now, or the kernel makes no progress */
         r->done = got;
         shrunk(r);
         return true;

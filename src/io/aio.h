@@ -40,6 +40,6 @@ typedef struct bsi_aio_engine {
 
 /* Why io_uring is refused is the recorded failure (BS_UNSUPPORTED). */
 bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e);
-bs_status bsi_pool_open(int depth, int threads, const bsi_aio_engine **engine, void **e);
+bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine, void **e);
 
 #endif
