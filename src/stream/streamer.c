@@ -356,7 +356,8 @@ static bs_status make_room(bs_stream *s, int n)
     if (held + n > INT32_MAX)
         return bsi_fail(BS_ARG, "stream: %d visits pushed on top of %lld are too many", n,
                         (long long)held);
-    memmove(s->queue, s->queue + (keep - s->base), (size_t)held * sizeof *s->queue);
+    if (held)
+        memmove(s->queue, s->queue + (keep - s->base), (size_t)held * sizeof *s->queue);
     s->base = keep;
     if (held + n <= s->cap)
         return BS_OK;
