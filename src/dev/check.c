@@ -60,6 +60,11 @@ static void check_close(bs_dev *dev)
             l = next;
         }
     }
+    for (check_slab *s = d->slabs; s;) {
+        check_slab *next = s->next;
+        bsi_free(s);
+        s = next;
+    }
     bsi_free(d->drop_wait);
     bsi_free(d->keys);
     bsi_free(d->text);
@@ -111,7 +116,7 @@ static bs_status check_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size
     check_mem *m = bsi_alloc(BS_TAG_MISC, sizeof *m);
     if (!m)
         return BS_NOMEM;
-    bs_status st = bsi_check_history_open(m, bytes);
+    bs_status st = bsi_check_history_open(d, m, bytes);
     if (st != BS_OK)
         goto fail;
     m->inner = (bsi_mem){.dev = &d->inner, .kind = kind, .tag = tag, .bytes = bytes};
@@ -129,7 +134,7 @@ static bs_status check_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size
     out->impl = m;
     return BS_OK;
 fail:
-    bsi_check_history_close(m);
+    bsi_check_history_close(d, m);
     bsi_free(m);
     return st;
 }
@@ -143,7 +148,7 @@ static void check_mem_free(bsi_mem *mem)
     if (!mem->dev->lost && !bs_cancelled())
         bsi_check_freed(d, m);
     d->inner.ops->mem_free(&m->inner);
-    bsi_check_history_close(m);
+    bsi_check_history_close(d, m);
     bsi_free(m);
     mem->impl = NULL;
     mem->host = NULL;

@@ -15,6 +15,7 @@
 
 #define CHECK_QUEUES  16 /* open at a time */
 #define CHECK_BUCKETS 256
+#define CHECK_SLAB    64
 
 typedef struct check_access {
     uint64_t clock;    /* 0: none */
@@ -23,6 +24,7 @@ typedef struct check_access {
 
 typedef struct check_segment { /* bytes with one history */
     size_t lo, hi;
+    struct check_segment *next;      /* in the free list */
     int writer;                      /* queue of the last write */
     check_access write;              /* last write */
     check_access read[CHECK_QUEUES]; /* last read of each queue since then */
@@ -30,8 +32,8 @@ typedef struct check_segment { /* bytes with one history */
 
 typedef struct check_mem {
     bsi_mem inner;
-    unsigned number;    /* for messages: n-th memory of the device */
-    check_segment *seg; /* sorted, they cover the memory without gaps */
+    unsigned number;     /* for messages: n-th memory of the device */
+    check_segment **seg; /* sorted, they cover the memory without gaps */
     size_t n, cap;
     size_t compact_at; /* number of segments at which the next compaction is due */
 } check_mem;
@@ -51,6 +53,11 @@ typedef struct check_label {
     char text[];
 } check_label;
 
+typedef struct check_slab { /* segments come from slabs that live as long as the device */
+    struct check_slab *next;
+    check_segment seg[CHECK_SLAB];
+} check_slab;
+
 typedef struct check_dev {
     bs_dev inner;
     bool poisons;                     /* new device memory is filled with NaN */
@@ -62,6 +69,8 @@ typedef struct check_dev {
     uint64_t clock[CHECK_QUEUES][CHECK_QUEUES];
     uint64_t seen[CHECK_QUEUES];
     check_label *labels[CHECK_BUCKETS];
+    check_slab *slabs;
+    check_segment *free_segments;
     int violations;
     uint64_t *keys; /* of the violations: each is told once */
     int cap_keys;
@@ -72,8 +81,8 @@ typedef struct check_dev {
 /* check_history.c */
 /* The same text at an address that lives as long as the device; NULL: no memory. */
 const char *bsi_check_intern(check_dev *d, const char *text);
-bs_status bsi_check_history_open(check_mem *m, size_t bytes);
-void bsi_check_history_close(check_mem *m);
+bs_status bsi_check_history_open(check_dev *d, check_mem *m, size_t bytes);
+void bsi_check_history_close(check_dev *d, check_mem *m);
 /* Queue q is about to read or write bytes [lo, hi): report conflicts that nothing orders, remember it.
    label: interned. */
 bs_status bsi_check_touch(check_dev *d, check_mem *m, size_t lo, size_t hi, int q, uint8_t mode,

@@ -115,20 +115,54 @@ static void report_conflict(check_dev *d, const check_mem *m, size_t lo, size_t 
 /* ---- segments
  * ---------------------------------------------------------------------------------------------- */
 
-bs_status bsi_check_history_open(check_mem *m, size_t bytes)
+static void put_segment(check_dev *d, check_segment *s)
 {
+    s->next = d->free_segments;
+    d->free_segments = s;
+}
+
+/* One is there: bsi_check_history_open and make_room see to it. */
+static check_segment *take_segment(check_dev *d)
+{
+    check_segment *s = d->free_segments;
+    d->free_segments = s->next;
+    return s;
+}
+
+static bs_status reserve_segments(check_dev *d, int n)
+{
+    for (const check_segment *s = d->free_segments; s && n > 0; s = s->next)
+        n--;
+    if (n <= 0)
+        return BS_OK;
+    check_slab *slab = bsi_alloc(BS_TAG_MISC, sizeof *slab);
+    if (!slab)
+        return BS_NOMEM;
+    slab->next = d->slabs;
+    d->slabs = slab;
+    for (int i = 0; i < CHECK_SLAB; i++)
+        put_segment(d, &slab->seg[i]);
+    return BS_OK;
+}
+
+bs_status bsi_check_history_open(check_dev *d, check_mem *m, size_t bytes)
+{
+    BSI_TRY(reserve_segments(d, 1));
     m->cap = 4;
     m->seg = bsi_alloc(BS_TAG_MISC, m->cap * sizeof *m->seg);
     if (!m->seg)
         return BS_NOMEM;
-    m->seg[0].hi = bytes;
+    m->seg[0] = take_segment(d);
+    *m->seg[0] = (check_segment){.hi = bytes};
     m->n = 1;
     m->compact_at = COMPACT_MIN;
     return BS_OK;
 }
 
-void bsi_check_history_close(check_mem *m)
+void bsi_check_history_close(check_dev *d, check_mem *m)
 {
+    for (size_t i = 0; i < m->n; i++)
+        put_segment(d, m->seg[i]);
     bsi_free(m->seg);
     m->seg = NULL;
 }
@@ -140,16 +174,21 @@ static bool same_history(const check_segment *a, const check_segment *b)
 }
 
 /* Merge equal neighbours among the segments from first to last (inclusive). */
-static void merge(check_mem *m, size_t first, size_t last)
+static void merge(check_dev *d, check_mem *m, size_t first, size_t last)
 {
     size_t to = first;
     for (size_t i = first + 1; i <= last; i++) {
-        if (same_history(&m->seg[to], &m->seg[i]))
-            m->seg[to].hi = m->seg[i].hi;
-        else if (++to != i)
-            m->seg[to] = m->seg[i];
+        check_segment *s = m->seg[i];
+        if (same_history(m->seg[to], s)) {
+            m->seg[to]->hi = s->hi;
+            put_segment(d, s);
+        } else {
+            m->seg[++to] = s;
+        }
     }
-    memmove(&m->seg[to + 1], &m->seg[last + 1], (m->n - last - 1) * sizeof *m->seg);
+    if (to == last)
+        return;
+    memmove(&m->seg[to + 1], &m->seg[last + 1], (m->n - last - 1) * sizeof(check_segment *));
     m->n -= last - to;
 }
 
@@ -159,7 +198,7 @@ static size_t find(const check_mem *m, size_t at)
     size_t lo = 0, hi = m->n - 1;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        if (m->seg[mid].hi <= at)
+        if (m->seg[mid]->hi <= at)
             lo = mid + 1;
         else
             hi = mid;
@@ -168,10 +207,13 @@ static size_t find(const check_mem *m, size_t at)
 }
 
 /* Cut segment i at byte at (inside it); room for one more was made. */
-static void cut(check_mem *m, size_t i, size_t at)
+static void cut(check_dev *d, check_mem *m, size_t i, size_t at)
 {
-    memmove(&m->seg[i + 1], &m->seg[i], (m->n - i) * sizeof *m->seg);
-    m->seg[i].hi = m->seg[i + 1].lo = at;
+    check_segment *upper = take_segment(d);
+    *upper = *m->seg[i];
+    m->seg[i]->hi = upper->lo = at;
+    memmove(&m->seg[i + 2], &m->seg[i + 1], (m->n - i - 1) * sizeof(check_segment *));
+    m->seg[i + 1] = upper;
     m->n++;
 }
 
@@ -193,14 +235,14 @@ static void compact(check_dev *d, check_mem *m)
         }
     }
     for (size_t i = 0; i < m->n; i++) {
-        check_segment *s = &m->seg[i];
+        check_segment *s = m->seg[i];
         forget(before_all, s->writer, &s->write);
         if (s->write.clock == 0)
             s->writer = 0;
         for (int q = 0; q < CHECK_QUEUES; q++)
             forget(before_all, q, &s->read[q]);
     }
-    merge(m, 0, m->n - 1);
+    merge(d, m, 0, m->n - 1);
     m->compact_at = BSI_MAX(2 * m->n, (size_t)COMPACT_MIN);
 }
 
@@ -208,9 +250,10 @@ static bs_status make_room(check_dev *d, check_mem *m)
 {
     if (m->n >= m->compact_at)
         compact(d, m);
+    BSI_TRY(reserve_segments(d, 2));
     if (m->n + 2 <= m->cap)
         return BS_OK;
-    check_segment *seg = bsi_realloc(BS_TAG_MISC, m->seg, 2 * m->cap * sizeof *seg);
+    check_segment **seg = bsi_realloc(BS_TAG_MISC, m->seg, 2 * m->cap * sizeof(check_segment *));
     if (!seg)
         return BS_NOMEM;
     m->seg = seg;
@@ -239,21 +282,20 @@ bs_status bsi_check_touch(check_dev *d, check_mem *m, size_t lo, size_t hi, int 
     check_access access = {d->clock[q][q], label};
     BSI_TRY(make_room(d, m));
     size_t first = find(m, lo);
-    if (m->seg[first].lo < lo)
-        cut(m, first++, lo);
+    if (m->seg[first]->lo < lo)
+        cut(d, m, first++, lo);
     size_t last = find(m, hi - 1);
-    if (m->seg[last].hi > hi)
-        cut(m, last, hi);
+    if (m->seg[last]->hi > hi)
+        cut(d, m, last, hi);
     for (size_t i = first; i <= last; i++) {
-        compare(d, m, &m->seg[i], now, writes);
-        if (writes) {
-            size_t from = m->seg[i].lo, to = m->seg[i].hi;
-            m->seg[i] = (check_segment){.lo = from, .hi = to, .writer = q, .write = access};
-        } else {
-            m->seg[i].read[q] = access;
-        }
+        check_segment *s = m->seg[i];
+        compare(d, m, s, now, writes);
+        if (writes)
+            *s = (check_segment){.lo = s->lo, .hi = s->hi, .writer = q, .write = access};
+        else
+            s->read[q] = access;
     }
-    merge(m, first > 0 ? first - 1 : 0, BSI_MIN(last + 1, m->n - 1));
+    merge(d, m, first > 0 ? first - 1 : 0, BSI_MIN(last + 1, m->n - 1));
     return BS_OK;
 }
 
@@ -272,7 +314,7 @@ static void in_flight(check_dev *d, const check_mem *m, int q, const check_acces
 void bsi_check_freed(check_dev *d, const check_mem *m)
 {
     for (size_t i = 0; i < m->n; i++) {
-        const check_segment *s = &m->seg[i];
+        const check_segment *s = m->seg[i];
         in_flight(d, m, s->writer, &s->write, "writes");
         for (int q = 0; q < CHECK_QUEUES; q++)
             in_flight(d, m, q, &s->read[q], "reads");
