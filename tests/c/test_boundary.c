@@ -15,7 +15,8 @@ typedef struct box {
 
 enum { VALUES = 24 };
 
-static void box_open(box *x, const char *spec, const char *drop, unsigned jitter, int n, const bs_store_key *keys)
+static void box_open(box *x, const char *spec, const char *drop, unsigned jitter, int n,
+                     const bs_store_key *keys)
 {
     size_t device, host, place = CAP * C * sizeof(float);
     memset(x, 0, sizeof *x);
@@ -82,17 +83,21 @@ static void assert_holds(box *x, int key, int micro, int value, int64_t rows)
     assert_int_equal(a->dim[1], C);
     for (int64_t i = 0; i < rows * C; i++)
         if (bs_array_get(a, i) != (double)value_at(value, i))
-            fail_msg("key %d micro %d element %lld: %g, put as %g", key, micro, (long long)i, bs_array_get(a, i),
-                     (double)value_at(value, i));
+            fail_msg("key %d micro %d element %lld: %g, put as %g", key, micro, (long long)i,
+                     bs_array_get(a, i), (double)value_at(value, i));
     bs_array_free(a);
 }
 
-#define KEY(n, k) {.name = n, .channels = C, .dtype = BS_DTYPE_F32, .keep = k}
+#define KEY(n, k)                                                                                      \
+    {                                                                                                  \
+        .name = n, .channels = C, .dtype = BS_DTYPE_F32, .keep = k                                     \
+    }
 static const bs_store_key walk_keys[] = {KEY("h.0", BS_KEEP_HOST), KEY("h.1", BS_KEEP_HOST),
                                          KEY("h.2", BS_KEEP_HOST), KEY("h.3", BS_KEEP_HOST),
                                          KEY("h.4", BS_KEEP_PASS), KEY("g", BS_KEEP_DEVICE)};
 
-/* A training step's pattern: layer inputs out in forward, back one visit ahead in backward, three steps. */
+/* A training step's pattern: layer inputs out in forward, back one visit ahead in backward, three
+ * steps. */
 static void walk(const char *spec, unsigned jitter)
 {
     box x;
@@ -139,8 +144,9 @@ static void test_walk(void **state)
 static void test_places(void **state)
 {
     (void)state;
-    const bs_store_key keys[] = {KEY("p0", BS_KEEP_PASS), KEY("p1", BS_KEEP_PASS), KEY("p2", BS_KEEP_PASS),
-                                 KEY("d", BS_KEEP_DEVICE), KEY("h", BS_KEEP_HOST)};
+    const bs_store_key keys[] = {KEY("p0", BS_KEEP_PASS), KEY("p1", BS_KEEP_PASS),
+                                 KEY("p2", BS_KEEP_PASS), KEY("d", BS_KEEP_DEVICE),
+                                 KEY("h", BS_KEEP_HOST)};
     box x;
     bs_place at, again;
     box_open(&x, "check:cpu", NULL, 0, 5, keys);
@@ -231,8 +237,8 @@ static void test_refused(void **state)
 static int hazards(const char *spec, const char *drop, const char **text)
 {
     static char kept[8192];
-    const bs_store_key keys[] = {KEY("h.0", BS_KEEP_HOST), KEY("h.1", BS_KEEP_HOST), KEY("p", BS_KEEP_PASS),
-                                 KEY("q", BS_KEEP_PASS)};
+    const bs_store_key keys[] = {KEY("h.0", BS_KEEP_HOST), KEY("h.1", BS_KEEP_HOST),
+                                 KEY("p", BS_KEEP_PASS), KEY("q", BS_KEEP_PASS)};
     box x;
     bs_place at;
     box_open(&x, spec, drop, 0, 4, keys);
@@ -242,16 +248,16 @@ static int hazards(const char *spec, const char *drop, const char **text)
     put(&x, 2, 0, 9);           /* p -> A: after h.0's copy out */
     OK(bs_store_fetch(x.s, 0)); /* h.0 -> B: after h.1's copy out */
     OK(bs_store_get(x.s, 0, 0, &at));
-    put(&x, 3, 0, 9);           /* q -> A */
-    put(&x, 2, 0, 9);           /* p -> B */
-    put(&x, 3, 0, 9);           /* q, still A */
-    OK(bs_store_fetch(x.s, 0)); /* h.0 -> B: after the last use of p */
-    put(&x, 3, 0, 9);           /* q, still A */
-    OK(bs_store_fetch(x.s, 1)); /* h.1 -> B; nobody asked for h.0 */
-    put(&x, 0, 0, 9);           /* h.0 -> A; its pinned memory may still be read by its fetch */
+    put(&x, 3, 0, 9);                 /* q -> A */
+    put(&x, 2, 0, 9);                 /* p -> B */
+    put(&x, 3, 0, 9);                 /* q, still A */
+    OK(bs_store_fetch(x.s, 0));       /* h.0 -> B: after the last use of p */
+    put(&x, 3, 0, 9);                 /* q, still A */
+    OK(bs_store_fetch(x.s, 1));       /* h.1 -> B; nobody asked for h.0 */
+    put(&x, 0, 0, 9);                 /* h.0 -> A; its pinned memory may still be read by its fetch */
     OK(bs_store_get(x.s, 1, 0, &at)); /* after the fetch */
-    bs_place to = bsi_place(bsi_addr_add(x.scratch, (VALUES - 1) * CAP * C * sizeof(float)), BS_DTYPE_F32, 9, CAP,
-                            C);
+    bs_place to = bsi_place(bsi_addr_add(x.scratch, (VALUES - 1) * CAP * C * sizeof(float)),
+                            BS_DTYPE_F32, 9, CAP, C);
     OK(bsi_copy(x.e->compute, bsi_place_addr(&to), bsi_place_addr(&at), 9 * C * sizeof(float)));
     put(&x, 2, 0, 9);           /* p -> B */
     put(&x, 3, 0, 9);           /* q -> A */

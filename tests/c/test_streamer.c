@@ -151,7 +151,8 @@ static void test_waits_are_needed(void **state)
     assert_int_equal(mine, 2);
     for (int i = 0; i < 2 * mine; i++) {
         const char *text, *drop = streamer[i / 2];
-        /* A dropped wait is a real race on a device that executes: nothing that ThreadSanitizer should see. */
+        /* A dropped wait is a real race on a device that executes: nothing that ThreadSanitizer should
+         * see. */
         const char *spec = i % 2 && !BS_TSAN ? "check:cpu" : "check:meta";
         run_cfg c = {.spec = spec, .drop = drop, .home = mixed, .dev_slots = 2, .host_slots = 2};
         assert_true(fx_run(&fx, &c, &text) > 0);
