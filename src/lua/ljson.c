@@ -77,9 +77,11 @@ static int decode_error(lua_State *L, const char *text, size_t at, const char *p
                       (int)(at - start) + 1);
 }
 
-/* cJSON ends a string at \u0000 without a word, so such text is refused. */
+/* cJSON ends a string at \u0000 and skips zero bytes behind the value without a word: both are refused. */
 static void refuse_nul(lua_State *L, const char *text, size_t n)
 {
+    if (strlen(text) != n)
+        decode_error(L, text, strlen(text), "a zero byte");
     const char *p = text, *end = text + n;
     while ((p = memchr(p, '\\', (size_t)(end - p))) != NULL && end - p >= 6) {
         if (memcmp(p, "\\u0000", 6) == 0)

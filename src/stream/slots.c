@@ -88,5 +88,4 @@ void bsi_dev_drop(bsi_dev_slot *d)
 {
     d->state = BSI_DEV_FREE;
     d->block = -1;
-    d->was_used = false;
 }

@@ -89,7 +89,8 @@ typedef struct bsi_dev_slot { /* canonical layout of one block: a slot, or a gpu
     bsi_dev_state state;
     int block;
     bool home;
-    bool was_used; /* `used` has been recorded since the last drain */
+    bool was_used; /* `used` has been recorded */
+    bool fresh;    /* compute has not been ordered after `filled` yet */
     bsi_addr at;
     size_t bytes;
     bsi_event *filled; /* copies into it */

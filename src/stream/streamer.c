@@ -238,6 +238,7 @@ static bs_status end_fill(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d)
 {
     BSI_TRY(bsi_event_record(d->filled, s->e->copy_in));
     bsi_dev_ready(d);
+    d->fresh = true;
     s->stats.loads++;
     h->n_copied = 0;
     if (h->home) {
@@ -424,10 +425,10 @@ static bs_status bind(bs_stream *s, bsi_pushed *p)
 {
     bsi_dev_slot *d = dev_slot(s, &p->t);
     bs_binding *b = &s->e->binding;
-    if (p->t.load)
+    if (d->fresh)
         BSI_TRY(bsi_queue_wait(s->e->compute, d->filled, "streamer: compute after copy"));
-    else
-        s->stats.hits++;
+    d->fresh = false;
+    s->stats.hits += !p->t.load;
     bsi_dev_use(d);
     b->base[p->spec.block] = d->at;
     b->generation++;
