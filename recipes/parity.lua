@@ -62,7 +62,7 @@ local function read_rows()
   local labels = has("labels") and ref:read("labels"):table() or nil
   local rows, width = ids:dims()[1], ids:dims()[2]
   local m, i = mask:table(), ids:table()
-  local out = { row_len = {}, ids = {}, labels = labels and {}, width = width }
+  local out = { row_len = {}, ids = {}, labels = labels and {} }
   for r = 0, rows - 1 do
     local n = 0
     while n < width and m[r * width + n + 1] == 1 do n = n + 1 end

@@ -43,7 +43,7 @@ void bsk_attention_plain_f32(const bsk_attention_dims *d, const float *q, const 
             for (int64_t h = 0; h < H; h++) {
                 int64_t kv = h / (H / K), j0 = first_key(d, cu[r], i);
                 const float *qi = q + (i * H + h) * D;
-                double m = -INFINITY, sum = 0;
+                double m = (double)-INFINITY, sum = 0;
                 for (int64_t j = j0; j <= i; j++)
                     m = fmax(m, score(d, qi, k + (j * K + kv) * D, &slope));
                 for (int64_t j = j0; j <= i; j++)

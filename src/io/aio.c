@@ -59,13 +59,13 @@ static bs_status choose(bsi_aio *a, const bs_io_cfg *cfg, int depth)
     if (!automatic && strcmp(want, "uring") != 0 && strcmp(want, "pool") != 0)
         return bsi_fail(BS_ARG, "io engine '%s' is unknown; there are auto, uring, pool", want);
     if (strcmp(want, "pool") != 0) {
-        bs_status ret = bsi_aio_uring_open(depth, a->fault.refuse_uring, &a->engine, &a->e);
+        bs_status ret = bsi_uring_open(depth, a->fault.refuse_uring, &a->engine, &a->e);
         if (ret == BS_OK || !automatic)
             return ret;
         bsi_log("%s; files are read by a pool of threads", bs_error()->msg);
     }
     int threads = cfg->threads ? cfg->threads : THREADS;
-    return bsi_aio_pool_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
+    return bsi_preads_open(depth, BSI_MIN(threads, depth), &a->engine, &a->e);
 }
 
 bs_status bsi_aio_open(const bs_io_cfg *cfg, const bsi_aio_fault *fault, bsi_aio **out)

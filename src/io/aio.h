@@ -39,7 +39,7 @@ typedef struct bsi_aio_engine {
 } bsi_aio_engine;
 
 /* Why io_uring is refused is the recorded failure (BS_UNSUPPORTED). */
-bs_status bsi_aio_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e);
-bs_status bsi_aio_pool_open(int depth, int threads, const bsi_aio_engine **engine, void **e);
+bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e);
+bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine, void **e);
 
 #endif

@@ -112,7 +112,7 @@ static void pool_close(void *e)
     bsi_free(p);
 }
 
-bs_status bsi_aio_pool_open(int depth, int threads, const bsi_aio_engine **engine, void **e)
+bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine, void **e)
 {
     static const bsi_aio_engine pool_engine = {"pool",    pool_close, pool_start, pool_flush,
                                                pool_poll, pool_wait,  NULL};

@@ -189,7 +189,7 @@ static int make_ring(unsigned depth, struct io_uring *ring)
     return err;
 }
 
-bs_status bsi_aio_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e)
+bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e)
 {
     static const bsi_aio_engine uring_engine = {"uring",    uring_close, uring_start,     uring_flush,
                                                 uring_poll, uring_wait,  uring_add_memory};
@@ -214,7 +214,7 @@ bs_status bsi_aio_uring_open(int depth, bool refuse, const bsi_aio_engine **engi
 
 #else
 
-bs_status bsi_aio_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e)
+bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, void **e)
 {
     (void)depth, (void)refuse, (void)engine, (void)e;
     return bsi_fail(BS_UNSUPPORTED, "io_uring is not part of this build");

@@ -14,7 +14,6 @@
 #include <strings.h>
 #include <unistd.h>
 
-#define HEADER_LIMIT 100000000 /* bytes; that of the format's own reader */
 #define NAME_SHOWN 160         /* characters of a tensor's name in a message */
 
 struct bs_st {
@@ -303,7 +302,7 @@ static bs_status read_header(bs_st *st)
     BSI_TRY(bsi_read_all(st->fd, st->path, head, (size_t)BSI_MIN(st->bytes, sizeof head), 0));
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
-    if (n > HEADER_LIMIT)
+    if (n > BSI_HEADER_LIMIT)
         return not_safetensors(st, "its header would be larger than 100000000 bytes");
     if (n == 0 || (st->bytes > 8 && head[8] != '{'))
         return not_safetensors(st, "its header does not begin with '{'");

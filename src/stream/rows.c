@@ -82,7 +82,7 @@ static bs_status measure(const bs_manifest *m, int rows, bs_home home, const bs_
 bs_status bs_rows_bytes(const bs_manifest *m, int rows, bs_home home, const bs_batch_cfg *b,
                         size_t *device, size_t *host)
 {
-    sizes z;
+    sizes z = {0};
     BSI_TRY(measure(m, rows, home, b, &z));
     *device = bsi_round_up(z.staging, 256);
     *host = 2 * z.staging + z.scratch;
@@ -384,7 +384,7 @@ bs_status bs_rows_open(bs_engine *e, const bs_manifest *m, int rows, bs_home hom
                        const bs_io_cfg *io, bs_rows **out)
 {
     static const bs_io_cfg defaults;
-    sizes z;
+    sizes z = {0};
     if (!e || !m || !b)
         return bsi_fail(BS_ARG, "rows: an engine, a manifest and a batch are required");
     BSI_TRY(measure(m, rows, home, &b->cfg, &z));

@@ -79,6 +79,7 @@ void bs_tensor_release(bs_tensor *t)
 
 static void close_scope(bsi_space *s)
 {
+    s->open = false;
     for (bsi_link *r = s->values; r; r = r->next)
         bsi_value_free(s, (bsi_value *)r);
     for (bsi_link *r = s->tensors, *next; r; r = next) {
@@ -93,7 +94,6 @@ static void close_scope(bsi_space *s)
     drop_label(s, s->label);
     s->label = NULL;
     s->batch = NULL;
-    s->open = false;
 }
 
 static void free_space(void *state)
@@ -114,6 +114,7 @@ bs_status bsi_space_get(bs_engine *e, bsi_space **out)
             return BS_NOMEM;
         s->e = e;
         s->expand_block = -1;
+        s->poison = strncmp(e->dev->spec, "check:", 6) == 0;
         e->tensors = s;
         e->tensors_free = free_space;
     }

@@ -50,6 +50,8 @@ void bsi_value_free(bsi_space *s, bsi_value *v)
 {
     if (!v->owned || v->freed)
         return;
+    if (s->poison && s->open) /* a rule that reads it later gets NaN */
+        s->poison = bsi_fill(s->e->compute, v->at, 0xFF, v->bytes) == BS_OK;
     bsi_arena_give(s->e->pool, v->at, v->bytes);
     v->freed = true;
 }

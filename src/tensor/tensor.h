@@ -96,6 +96,7 @@ struct bsi_space { /* e->tensors: the open scope and the free lists */
     bs_engine *e;  /* NULL: closed; the last handle frees the space */
     int handles;   /* tensors that are not in the free list */
     bool open, tape, train, walked;
+    bool poison;   /* check devices: freed bytes are overwritten, in queue order */
     const bs_batch *batch;
     int micro;
     int64_t step;

@@ -274,21 +274,19 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
                         h->mode == BS_HEAD_LOGITS ? "all rows" : "labelled rows", (long long)rows,
                         (long long)C);
     size_t vector = bytes_of(rows, 1), matrix = bytes_of(rows, C);
-    if (h->mode == BS_HEAD_LOGITS) {
-        BSI_TRY(bs_array_new(BS_DTYPE_F32, 2, (int64_t[]){rows, h->cfg.vocab}, &m->logits));
-    } else {
+    if (h->mode != BS_HEAD_LOGITS) {
         BSI_TRY(check_targets(h, micro));
         if (vector)
             BSI_TRY(bsi_copy(h->e->compute, m->m, h->lowest, vector));
         BSI_TRY(clear(h, m->s, vector));
         BSI_TRY(clear(h, m->ly, vector));
     }
-    if (h->mode == BS_HEAD_TRAIN) {
-        BSI_TRY(clear(h, m->acc, matrix));
-        BSI_TRY(clear(h, m->wy, matrix));
-    }
+    if (h->mode == BS_HEAD_TRAIN)
+        BSI_TRY(clear(h, m->acc, matrix)); /* wy is written by the one tile that holds the label */
     if (matrix)
         BSI_TRY(bsi_copy(h->e->compute, m->x, bsi_place_addr(&from), matrix));
+    if (h->mode == BS_HEAD_LOGITS)
+        BSI_TRY(bs_array_new(BS_DTYPE_F32, 2, (int64_t[]){rows, h->cfg.vocab}, &m->logits));
     m->rows = rows;
     m->put = true;
     return BS_OK;

@@ -309,14 +309,14 @@ bs_status bs_params_set_moment(bs_params *p, int id, int which, const bs_array *
     return write_f32(p, q, at, value);
 }
 
-/* Element i takes word i%4 of counter i/4: the value of an element depends on seed, name and index
- * only. */
+/* Element i takes word i%4 of counter i/4: its value depends on seed, name and index only. first is a
+   multiple of 4. */
 static void fill_uniform(float *to, int64_t first, int64_t n, float bound, const uint32_t key[2])
 {
-    uint32_t word[4];
+    uint32_t word[4] = {0};
     for (int64_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)(first + i), block = at / 4;
-        if (i == 0 || at % 4 == 0)
+        if (at % 4 == 0)
             bsi_philox((const uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, key, word);
         to[i] = (2.0f * bsi_uniform(word[at % 4]) - 1.0f) * bound;
     }

@@ -605,12 +605,43 @@ static void test_meta(void **state)
     free(m);
 }
 
+/* Every host allocation of open that fails is reported and leaves nothing behind. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    rig r = rig_open(&(problem){.spec = "meta", .vocab = 41, .height = 16, .tokens = 16, .micros = 1});
+    bs_engine *e;
+    bs_batch *batch;
+    ok(bs_engine_open(&(bs_engine_cfg){.dev = r.dev}, &e));
+    ok(bs_batch_open(e, &r.batch->cfg, &batch));
+    bs_head_cfg cfg = {.batch = batch, .channels = C, .vocab = 41, .logits = true, .tile_rows = 16};
+    size_t misc = bs_host_bytes(BS_TAG_MISC), staging = bs_host_bytes(BS_TAG_STAGING);
+    uint64_t n = 1;
+    for (;; n++) {
+        bs_head *h = NULL;
+        bsi_alloc_fail_nth(n);
+        bs_status st = bs_head_open(e, &cfg, &h);
+        bsi_alloc_fail_nth(0);
+        bs_head_close(h);
+        assert_int_equal(bs_host_bytes(BS_TAG_MISC), misc);
+        assert_int_equal(bs_host_bytes(BS_TAG_STAGING), staging);
+        if (st == BS_OK)
+            break;
+        assert_int_equal(st, BS_NOMEM);
+    }
+    assert_int_equal(n, 6); /* five allocations */
+    bs_batch_close(batch);
+    bs_engine_close(e);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_heights),      cmocka_unit_test(test_label_borders),
         cmocka_unit_test(test_well_learned), cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_micros),       cmocka_unit_test(test_loss_and_logits),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_meta)};
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_meta),
+        cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

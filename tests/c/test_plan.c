@@ -83,8 +83,7 @@ static void test_one_direction(void **state)
     const int slots[] = {2, 8, 16};
     for (size_t i = 0; i < BSI_COUNT(slots); i++) {
         bs_plan *p = plan_of(v, 32, slots[i], true);
-        /* C - 1 blocks stay; the rest goes through one slot, or through two when the block just used
-           must not be the victim. */
+        /* An optimal cache needs 2(L - C) + 2 over two passes, a recency one 2L. */
         assert_true(loads(p, true) <= (uint64_t)(32 - slots[i] + 2));
         bs_plan_free(p);
     }

@@ -22,11 +22,10 @@ static int teardown(void **state)
     return tmpdir_close(state);
 }
 
-static const bs_home all_disk[FX_BLOCKS], all_ram[FX_BLOCKS] = {1, 1, 1, 1, 1},
-                                          all_gpu[FX_BLOCKS] = {2, 2, 2, 2, 2},
-                                          mixed[FX_BLOCKS] = {0, 2, 1, 0, 1},
-                                          other[FX_BLOCKS] = {2, 0, 0, 1, 2},
-                                          no_disk[FX_BLOCKS] = {1, 2, 1, 2, 1};
+static const bs_home all_disk[FX_BLOCKS],
+    all_ram[FX_BLOCKS] = {1, 1, 1, 1, 1}, all_gpu[FX_BLOCKS] = {2, 2, 2, 2, 2},
+    mixed[FX_BLOCKS] = {0, 2, 1, 0, 1}, other[FX_BLOCKS] = {2, 0, 0, 1, 2},
+    no_disk[FX_BLOCKS] = {1, 2, 1, 2, 1};
 static const bs_home *const mixes[] = {all_disk, all_ram, all_gpu, mixed, other, no_disk};
 
 static void assert_clean(const run_cfg *c)
@@ -34,9 +33,17 @@ static void assert_clean(const run_cfg *c)
     const char *text;
     int n = fx_run(&fx, c, &text);
     if (n)
-        print_error("%s seed %llu, %d device and %d host slots: %s\n", c->spec, (unsigned long long)c->seed,
-                    c->dev_slots, c->host_slots, text);
+        print_error("%s seed %llu, %d device and %d host slots: %s\n", c->spec,
+                    (unsigned long long)c->seed, c->dev_slots, c->host_slots, text);
     assert_int_equal(n, 0);
+}
+
+static void assert_no_violations(const bs_dev *dev)
+{
+    const char *text = "";
+    int n = bs_dev_violations(dev, &text);
+    if (n)
+        fail_msg("%d violations: %s", n, text);
 }
 
 static void test_placements(void **state)
@@ -84,7 +91,7 @@ static int64_t half(void *ud, const bsi_read *r, int64_t real)
     (void)r;
     if (atomic_fetch_add(calls, 1) % 3 == 0)
         return -EINTR;
-    return real > 4096 ? real / 2 / 4096 * 4096 : real;
+    return real > 8192 ? real / 2 / 4096 * 4096 : real;
 }
 
 static void test_odd_reads(void **state)
@@ -114,7 +121,8 @@ static void test_dry(void **state)
     (void)state;
     for (size_t m = 0; m < BSI_COUNT(mixes); m++) {
         run r;
-        run_open(&r, &fx, &(run_cfg){.spec = "meta", .home = mixes[m], .dev_slots = 2, .host_slots = 2});
+        run_open(&r, &fx,
+                 &(run_cfg){.spec = "meta", .home = mixes[m], .dev_slots = 2, .host_slots = 2});
         for (int k = 0; k < FX_SEGMENTS; k++) {
             bs_stream_stats before, after;
             bs_edge_bytes want;
@@ -129,7 +137,8 @@ static void test_dry(void **state)
     }
 }
 
-/* Every named wait of the streamer is needed: without it the check device finds a violation and names it. */
+/* Every named wait of the streamer is needed: without it the check device finds a violation and names
+ * it. */
 static void test_waits_are_needed(void **state)
 {
     (void)state;
@@ -140,15 +149,15 @@ static void test_waits_are_needed(void **state)
         if (strncmp(site[i], "streamer:", 9) == 0)
             snprintf(streamer[mine++], sizeof streamer[0], "%s", site[i]);
     assert_int_equal(mine, 2);
-    for (int i = 0; i < mine; i++) {
-        const char *text;
-        int found = fx_run(&fx,
-                           &(run_cfg){.spec = "check:cpu", .drop = streamer[i], .home = mixed, .dev_slots = 2,
-                                      .host_slots = 2},
-                           &text);
-        assert_true(found > 0);
-        if (!strstr(text, streamer[i]))
-            fail_msg("'%s' is not named in: %s", streamer[i], text);
+    for (int i = 0; i < 2 * mine; i++) {
+        const char *text, *drop = streamer[i / 2];
+        /* A dropped wait is a real race on a device that executes: nothing that ThreadSanitizer should
+         * see. */
+        const char *spec = i % 2 && !BS_TSAN ? "check:cpu" : "check:meta";
+        run_cfg c = {.spec = spec, .drop = drop, .home = mixed, .dev_slots = 2, .host_slots = 2};
+        assert_true(fx_run(&fx, &c, &text) > 0);
+        if (!strstr(text, drop))
+            fail_msg("'%s' is not named in: %s", drop, text);
     }
 }
 
@@ -163,8 +172,12 @@ static void test_abort(void **state)
         bs_edge_bytes want;
         bs_stream_stats before, after;
         bsi_aio_fault late = {.delay_us = 300};
-        run_open(&r, &fx, &(run_cfg){.spec = "check:cpu", .home = mixes[m], .dev_slots = 2, .host_slots = 2,
-                                     .fault = &late});
+        run_open(&r, &fx,
+                 &(run_cfg){.spec = "check:cpu",
+                            .home = mixes[m],
+                            .dev_slots = 2,
+                            .host_slots = 2,
+                            .fault = &late});
         OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
         for (int i = 0; i < 4; i++)
             OK(run_visit(&r, &fx, &v));
@@ -182,7 +195,7 @@ static void test_abort(void **state)
         bs_plan_bytes(r.plan, true, &want);
         assert_moved(&before, &after, &want);
         assert_int_equal(run_wrong(&r, &fx), 0);
-        assert_int_equal(bs_dev_violations(r.dev, NULL), 0);
+        assert_no_violations(r.dev);
         run_close(&r);
     }
 }
@@ -209,8 +222,14 @@ static void test_failing_read(void **state)
         run r;
         broken bad = {.left = 3 * k};
         bsi_aio_fault fault = {.result = fail_one, .ud = &bad};
-        run_open(&r, &fx, &(run_cfg){.spec = "check:cpu", .home = mixes[k % 6], .dev_slots = 2, .host_slots = 2,
-                                     .io = io[k % 2], .request = 4096, .fault = &fault});
+        run_open(&r, &fx,
+                 &(run_cfg){.spec = "check:cpu",
+                            .home = mixes[k % 6],
+                            .dev_slots = 2,
+                            .host_slots = 2,
+                            .io = io[k % 2],
+                            .request = 4096,
+                            .fault = &fault});
         bs_status st = run_segment(&r, &fx);
         if (st == BS_OK) { /* fewer reads than that */
             run_close(&r);
@@ -228,7 +247,7 @@ static void test_failing_read(void **state)
         r.next = 0;
         OK(run_segment(&r, &fx));
         assert_int_equal(run_wrong(&r, &fx), 0);
-        assert_int_equal(bs_dev_violations(r.dev, NULL), 0);
+        assert_no_violations(r.dev);
         run_close(&r);
     }
 }
@@ -280,13 +299,16 @@ static void test_prefetch_across_segments(void **state)
     run r;
     bs_visit v;
     bsi_aio_fault late = {.delay_us = 20000};
-    run_open(&r, &fx, &(run_cfg){.spec = "cpu", .home = all_disk, .dev_slots = 2, .host_slots = 2, .fault = &late});
+    run_open(
+        &r, &fx,
+        &(run_cfg){.spec = "cpu", .home = all_disk, .dev_slots = 2, .host_slots = 2, .fault = &late});
     OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
     for (int i = 0; i < fx.n_visits; i++)
         OK(run_visit(&r, &fx, &v));
     assert_int_equal(bsi_aio_in_flight(r.s->aio), 0); /* never further than what was pushed */
     OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
-    OK(bs_engine_sync(r.e)); /* staging is free: the next segment's reads begin while its last visit is current */
+    OK(bs_engine_sync(
+        r.e)); /* staging is free: the next segment's reads begin while its last visit is current */
     OK(bs_stream_pump(r.s));
     assert_int_equal(r.s->begun, fx.n_visits);
     assert_int_equal(r.s->ended, fx.n_visits - 1);
@@ -336,7 +358,8 @@ static void test_nothing_is_kept(void **state)
     int fds = tmpdir_fds();
     for (int t = 0; t < BS_TAG_COUNT; t++)
         before[t] = bs_host_bytes((bs_tag)t);
-    assert_clean(&(run_cfg){.spec = "cpu", .home = mixed, .dev_slots = 2, .host_slots = 2, .no_direct = true});
+    assert_clean(
+        &(run_cfg){.spec = "cpu", .home = mixed, .dev_slots = 2, .host_slots = 2, .no_direct = true});
     for (int t = 0; t < BS_TAG_COUNT; t++)
         assert_int_equal(bs_host_bytes((bs_tag)t), before[t]);
     assert_int_equal(tmpdir_fds(), fds);

@@ -87,6 +87,62 @@ static void test_several_consumers(void **state)
     fix_close(&f);
 }
 
+/* A sum hands one gradient to both sides. What one side adds later must not reach the other, nor the
+   place or the leaf that the gradient came from. */
+static void test_shared_gradient(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], q[T * C], got[T * C], both[T * C];
+    bs_tensor *s, *z, *y, *w;
+    start(&f);
+    fix_seal(&f);
+    fix_floats(&f, r, T * C);
+    fix_floats(&f, q, T * C);
+    for (int i = 0; i < T * C; i++)
+        both[i] = r[i] + 2.0f * q[i];
+    for (int kind = 0; kind < 3; kind++) { /* the gradient is: of the arena, a store place, a leaf */
+        fix_scope(&f, 0, true, false);
+        bs_tensor *x1 = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *x2 = fix_from(&f, T, C, v);
+        ok(bs_tensor_want_grad(x1));
+        ok(bs_tensor_want_grad(x2));
+        ok(bs_op_scale(x1, 2.0, &z));
+        ok(bs_op_add(x1, x2, &y));
+        bs_tensor *gy = kind == 1 ? fix_at(&f, T, C, r) : fix_from(&f, T, C, r);
+        bs_tensor *gz = fix_from(&f, T, C, q);
+        if (kind == 2)
+            ok(bs_tensor_want_grad(gy));
+        ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){y, z}, (bs_tensor *[]){gy, gz}));
+        assert_grad(x2, r, NULL, 1.0);
+        assert_grad(x1, both, NULL, 1.0);
+        if (kind) {
+            fix_values(gy, got);
+            assert_memory_equal(got, r, sizeof r);
+        }
+        release_all(x1, x2, z, y, gy, gz);
+        bs_scope_close(f.e);
+    }
+    for (int kind = 1; kind < 3;
+         kind++) { /* the given gradient's only holder gets a second contribution */
+        fix_scope(&f, 0, true, false);
+        bs_tensor *x = fix_from(&f, T, C, v), *gs;
+        ok(bs_tensor_want_grad(x));
+        ok(bs_op_scale(x, 1.0, &s));
+        ok(bs_op_scale(s, 2.0, &w));
+        gs = kind == 1 ? fix_at(&f, T, C, r) : fix_from(&f, T, C, r);
+        bs_tensor *gw = fix_from(&f, T, C, q);
+        if (kind == 2)
+            ok(bs_tensor_want_grad(gs));
+        ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){s, w}, (bs_tensor *[]){gs, gw}));
+        fix_values(gs, got);
+        assert_memory_equal(got, r, sizeof r);
+        assert_grad(x, both, NULL, 1.0);
+        release_all(x, s, w, gs, gw);
+        bs_scope_close(f.e);
+    }
+    fix_close(&f);
+}
+
 /* q, k, v style: three linears on one input; dx is their sum, in place after the first. */
 static void test_linears_share_an_input(void **state)
 {
@@ -213,6 +269,21 @@ static void test_frozen_records_nothing(void **state)
     assert_int_equal(fix_launches(&f) - before, 3);
     assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and y, 192 bytes each */
     release_all(x, y);
+    bs_scope_close(f.e);
+
+    /* The by-products of norm and attention too. */
+    float one[C];
+    bs_tensor_info vec =
+        fix_weight(&f, "norm", BS_DTYPE_F32, 1, (int64_t[]){C}, fix_floats(&f, one, C));
+    bs_weight *norm;
+    ok(bs_weight_new(f.e, 0, &vec, NULL, &norm));
+    fix_scope(&f, 0, true, false); /* a tape that nothing asks anything of */
+    x = fix_from(&f, T, C, v);
+    ok(bs_op_rmsnorm(x, norm, 1e-6, false, &y));
+    ok(bs_op_attention(y, y, y, &(bs_attention_cfg){.heads = 2, .kv_heads = 2, .head_dim = 4}, &z));
+    assert_int_equal(fix_arena_now(&f), 3 * 256);
+    release_all(x, y, z);
+    bs_weight_free(norm);
     bs_linear_free(frozen);
     bs_linear_free(adapted);
     fix_close(&f);
@@ -224,7 +295,7 @@ static void test_backward_frees(void **state)
     (void)state;
     fixture f;
     float v[T * C], r[T * C];
-    bs_tensor *a, *b, *c, *y, *dx;
+    bs_tensor *a, *b, *c, *y, *z, *dx;
     start(&f);
     fix_seal(&f);
     fix_scope(&f, 0, true, false);
@@ -235,12 +306,12 @@ static void test_backward_frees(void **state)
     ok(bs_op_act(a, BS_ACT_SILU, &b));
     ok(bs_op_scale(b, 0.5, &c));
     ok(bs_op_add(c, place, &y));
+    ok(bs_op_mul(y, y, &z)); /* two gradients of one tensor: the second is freed once it is added */
     bs_tensor *g = fix_from(&f, T, C, fix_floats(&f, r, T * C));
-    /* x, a, b, c, g of 6 rows; y has the capacity of the place, 16 rows */
-    assert_int_equal(fix_arena_now(&f), 5 * 256 + 512);
-    ok(bs_scope_backward(f.e, 1, &y, &g));
-    assert_int_equal(fix_arena_now(&f), 2 * 256);  /* x and its gradient */
-    assert_int_equal(fix_arena_peak(&f), 7 * 256); /* gradients moved into what was freed */
+    /* x, a, b, c, g of 6 rows; y and z have the capacity of the place, 16 rows */
+    assert_int_equal(fix_arena_now(&f), 5 * 256 + 2 * 512);
+    ok(bs_scope_backward(f.e, 1, &z, &g));
+    assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and its gradient */
     assert_true(bs_tensor_alive(x) && bs_tensor_alive(place));
     assert_false(bs_tensor_alive(a) || bs_tensor_alive(b) || bs_tensor_alive(y) || bs_tensor_alive(g));
     bs_place p;
@@ -259,7 +330,7 @@ static void test_backward_frees(void **state)
     fix_values(place, got);
     for (int i = 0; i < T * C; i++)
         assert_true(got[i] == v[i] + dxv[i]);
-    release_all(x, place, a, b, c, y, g, dx);
+    release_all(x, place, a, b, c, y, z, g, dx);
     fix_close(&f);
 }
 
@@ -336,6 +407,48 @@ static void test_errors(void **state)
     bs_tensor_release(x);
     bs_linear_free(l);
     bs_weight_free(norm);
+    fix_close(&f);
+}
+
+/* A lost device refuses every launch: ops and backward say so, and the scope still closes clean. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], w[C * C];
+    bs_tensor *y, *z;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_BF16, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .name = "q", .scale = 1.0f, .dropout = 0.5f};
+    bs_linear *l;
+    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f.e, &cfg, &l));
+    for (int where = 0; where < 3; where++) { /* lost before the linear, the attention, the backward */
+        const bs_attention_cfg a = {.heads = 2, .kv_heads = 2, .head_dim = 4};
+        bs_status st = BS_OK;
+        y = z = NULL;
+        fix_scope(&f, 0, true, true);
+        bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v);
+        ok(bs_tensor_want_grad(x));
+        f.dev->lost = where == 0;
+        st = bs_op_linear(x, l, &y);
+        f.dev->lost = where <= 1;
+        if (st == BS_OK)
+            st = bs_op_attention(y, y, x, &a, &z);
+        f.dev->lost = true;
+        if (st == BS_OK)
+            st = bs_scope_backward(f.e, 1, &z, &g);
+        const char *said[] = {"linear 'q'", "attention", "backward of attention"};
+        assert_error(st, BS_DEVICE, said[where]);
+        bs_scope_close(f.e);
+        f.dev->lost = false;
+        assert_int_equal(fix_arena_now(&f), 0);
+        release_all(x, g, y, z);
+    }
+    bs_linear_free(l);
     fix_close(&f);
 }
 
@@ -438,12 +551,14 @@ static void test_expand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_several_consumers),
+                                       cmocka_unit_test(test_shared_gradient),
                                        cmocka_unit_test(test_linears_share_an_input),
                                        cmocka_unit_test(test_view),
                                        cmocka_unit_test(test_frozen_records_nothing),
                                        cmocka_unit_test(test_backward_frees),
                                        cmocka_unit_test(test_accumulate),
                                        cmocka_unit_test(test_errors),
+                                       cmocka_unit_test(test_lost_device),
                                        cmocka_unit_test(test_weight_arguments),
                                        cmocka_unit_test(test_expand)};
     return cmocka_run_group_tests(tests, NULL, NULL);

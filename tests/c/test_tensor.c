@@ -137,7 +137,7 @@ typedef struct layer {
 static bs_linear *linear(fixture *f, const char *name, bs_dtype t, int64_t out, int64_t in,
                          bool adapter)
 {
-    static float v[HIDDEN * HIDDEN];
+    static float v[HIDDEN * HIDDEN]; /* the largest matrix of this file */
     bs_tensor_info info = fix_weight(f, name, t, 2, (int64_t[]){out, in}, fix_floats(f, v, out * in));
     bs_linear_cfg cfg = {.block = 0, .weight = &info, .name = name, .scale = 2.0f, .dropout = 0.25f};
     if (adapter) {
@@ -251,6 +251,46 @@ static void test_capacity_rule(void **state)
             fix_close(&f);
         }
     assert_true(peak[0][0] > CAPACITY * C * sizeof(float));
+}
+
+/* The same where the peak is scratch of one op: a wide linear with dropout, forward, and backward with
+   a gradient that is there already. */
+static void test_scratch_by_capacity(void **state)
+{
+    (void)state;
+    const int64_t rows[] = {23, 1, 7};
+    const char *spec[] = {"cpu", "meta"};
+    size_t peak[2] = {0};
+    for (int d = 0; d < 2; d++)
+        for (size_t i = 0; i < BSI_COUNT(rows); i++)
+            for (int twice = 0; twice < 2; twice++) {
+                fixture f;
+                bs_tensor *x, *y[2], *g[2];
+                fix_open(&f, spec[d], 23);
+                bs_linear *l = linear(&f, "wide", BS_DTYPE_F32, 1, 64, true);
+                bs_place in = fix_place(&f, 23, 64, NULL), out = fix_place(&f, 23, 1, NULL);
+                fix_seal(&f);
+                fix_rows(&f, 0, 1, &rows[i], NULL);
+                in.rows = out.rows = rows[i];
+                fix_scope(&f, 0, twice == 1, true);
+                ok(bs_tensor_at(f.e, &in, &x));
+                if (twice)
+                    ok(bs_tensor_want_grad(x));
+                for (int k = 0; k < 2; k++) {
+                    ok(bs_op_linear(x, l, &y[k]));
+                    ok(bs_tensor_at(f.e, &out, &g[k]));
+                }
+                if (twice)
+                    ok(bs_scope_backward(f.e, 2, y, g));
+                peak[twice] = peak[twice] ? peak[twice] : fix_arena_peak(&f);
+                assert_int_equal(fix_arena_peak(&f), peak[twice]);
+                bs_tensor *all[] = {x, y[0], y[1], g[0], g[1]};
+                for (size_t k = 0; k < BSI_COUNT(all); k++)
+                    bs_tensor_release(all[k]);
+                bs_linear_free(l);
+                fix_close(&f);
+            }
+    assert_true(peak[0] >= 23 * 64 * sizeof(float));
 }
 
 static void test_meta_reads_nothing(void **state)
@@ -415,11 +455,15 @@ static void test_arena_full(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),         cmocka_unit_test(test_scope_ends_handles),
-        cmocka_unit_test(test_scope_arguments),    cmocka_unit_test(test_capacity_rule),
-        cmocka_unit_test(test_meta_reads_nothing), cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_steady_state),       cmocka_unit_test(test_allocation_failures),
-        cmocka_unit_test(test_arena_full)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip),
+                                       cmocka_unit_test(test_scope_ends_handles),
+                                       cmocka_unit_test(test_scope_arguments),
+                                       cmocka_unit_test(test_capacity_rule),
+                                       cmocka_unit_test(test_scratch_by_capacity),
+                                       cmocka_unit_test(test_meta_reads_nothing),
+                                       cmocka_unit_test(test_hash),
+                                       cmocka_unit_test(test_steady_state),
+                                       cmocka_unit_test(test_allocation_failures),
+                                       cmocka_unit_test(test_arena_full)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
