@@ -66,14 +66,13 @@ local j <close> = job.new {
 local m = j.model
 
 local function open_rows(path)
-  local d, message, code = data.open {
-    files = path, decode = bs.json.decode, vocab = m.config.vocab, micro_tokens = cfg.micro_tokens,
+  local d, message, code = data.open(path, {
+    decode = bs.json.decode, vocab = m.config.vocab, micro_tokens = cfg.micro_tokens,
     step_tokens = cfg.step_tokens, micros = micros, rows = j.cfg.rows, seed = cfg.seed,
     max_refused = cfg.max_refused,
-  }
+  })
   if not d then bs.fail(code, "%s", message) end
-  local _, _, steps = d:position(1)
-  say("%s: %d tokens, %d trained, %d steps an epoch; %s", path, d.stats.tokens, d.stats.trained, steps, d:dropped())
+  say("%s: %s", path, d:describe())
   return d
 end
 

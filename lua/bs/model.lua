@@ -60,7 +60,8 @@ local function add_staged(self, i, group)
   return layer
 end
 
--- Head tiles: as many vocabulary rows as the largest layer block has bytes, in steps of 64.
+-- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
+-- experts do not count, so that their size changes no bits of the head.
 local function add_tiles(self, largest)
   local c, fam = self.config, self.family
   local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
@@ -84,6 +85,13 @@ local function add_tiles(self, largest)
     self.manifest:file(embed.path), embed.offset)
 end
 
+-- Bytes of the dense or mix block of layer i.
+local function mix_bytes(self, i)
+  local n, part = 0, self.layers[i].mix
+  for _, t in pairs(part.tensor) do n = n + self.manifest:tensor_info(part.block, t.id).bytes end
+  return n
+end
+
 --- Open a checkpoint folder. opts.group: experts per block (tests). Returns the model: family, config
 -- (the family's numbers), manifest, layers[i] (0-based), norm, tiles, rows.
 function model.open(dir, opts)
@@ -100,7 +108,7 @@ function model.open(dir, opts)
   self.norm = { block = block, name = self.family.head.norm }
   self.norm.id = add_tensor(self, block, { dims = { c.channels } }, self.norm.name)
   for i = 0, c.layers - 1 do
-    largest = math.max(largest, model.layer_bytes(self, i))
+    largest = math.max(largest, mix_bytes(self, i))
   end
   add_tiles(self, largest)
   self.manifest:finish()
@@ -110,23 +118,6 @@ function model.open(dir, opts)
     self.expand_bytes = math.max(self.expand_bytes, self.manifest:block_info(b).expand_bytes)
   end
   return self
-end
-
---- Bytes of the largest block of layer i.
-function model.layer_bytes(self, i)
-  local function part_bytes(part)
-    local n = 0
-    for _, t in pairs(part.tensor) do n = n + self.manifest:tensor_info(part.block, t.id).bytes end
-    return n
-  end
-  local layer = self.layers[i]
-  local n = part_bytes(layer.mix)
-  for _, g in ipairs(layer.groups or {}) do
-    local sum = 0
-    for _, part in pairs(g.expert) do sum = sum + part_bytes(part) end
-    n = math.max(n, sum)
-  end
-  return n
 end
 
 --- Every part (dense layer, mix, expert) in order: calls fn(part, layer index).

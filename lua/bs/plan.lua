@@ -2,7 +2,6 @@
 --- Chooses homes, slots and boundary placement under the budgets. A dry run of the job on `meta` gives
 -- the arena and the fixed regions; candidates are scored by sim.lua; bs.plan validates and counts.
 local bs = require "bs"
-local model = require "bs.model"
 local program = require "bs.program"
 local sim = require "bs.sim"
 
@@ -214,6 +213,5 @@ function plan.describe(job, choice)
 end
 
 plan.bs_plan = bs_plan
-plan.layer_bytes = model.layer_bytes
 
 return plan

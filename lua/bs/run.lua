@@ -32,12 +32,11 @@ function run.residency(job, before, after)
     mb(after.link - before.link), 100 * (after.disk_stall - before.disk_stall) / seconds)
 end
 
---- Mean loss over one epoch of a data set, weighted by trained tokens.
+--- Mean loss over all rows of a data set, weighted by trained tokens.
 function run.evaluate(job, data)
-  local _, _, steps = data:position(1)
   local sum, n = 0, 0
-  for i = 1, steps do
-    local loss, count = job:walk(data:next(i), "loss")
+  for i = 1, data:passes() do
+    local loss, count = job:walk(data:pass(i), "loss")
     sum, n = sum + loss * count, n + count
   end
   return sum / n
@@ -55,7 +54,7 @@ function run.train(job, o)
   for step = 1, o.steps do
     local eval_now = o.valid and (step == o.steps or o.eval_every > 0 and step % o.eval_every == 0)
     local before = counters(job)
-    local r = job:step(o.data:next(step), {
+    local r = job:step(o.data:step(step), {
       lr = o.lr, weight_decay = o.weight_decay, clip = o.clip, next = step < o.steps and not eval_now,
     })
     local after = counters(job)

@@ -32,6 +32,14 @@ void bsi_host_copy(bsi_host_slot *h)
     h->state = BSI_HOST_COPYING;
 }
 
+void bsi_host_keep(bsi_host_slot *h)
+{
+    assert(h->state == BSI_HOST_FULL && h->home);
+    bsi_free(h->req);
+    h->req = NULL;
+    h->n_req = h->n_done = h->n_copied = 0;
+}
+
 static void to_free(bsi_host_slot *h, bool poison)
 {
     if (poison && h->at.mem && h->at.mem->host)

@@ -100,6 +100,7 @@ typedef struct bsi_dev_slot { /* canonical layout of one block: a slot, or a gpu
 /* free -> reading -> full -> copying -> free; a ram home stays full. */
 void bsi_host_read(bsi_host_slot *h, int block, int64_t serial);
 void bsi_host_full(bsi_host_slot *h);
+void bsi_host_keep(bsi_host_slot *h); /* a filled home: its requests are done with */
 void bsi_host_copy(bsi_host_slot *h);
 void bsi_host_release(bsi_host_slot *h, bool poison);
 /* Any state -> free, nothing in flight (after a drain). */

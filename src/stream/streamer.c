@@ -242,9 +242,7 @@ static bs_status end_fill(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d)
     s->stats.loads++;
     h->n_copied = 0;
     if (h->home) {
-        bsi_free(h->req);
-        h->req = NULL;
-        h->n_req = h->n_done = 0;
+        bsi_host_keep(h);
         return BS_OK;
     }
     bsi_host_copy(h);
@@ -358,7 +356,8 @@ static bs_status make_room(bs_stream *s, int n)
     if (held + n > INT32_MAX)
         return bsi_fail(BS_ARG, "stream: %d visits pushed on top of %lld are too many", n,
                         (long long)held);
-    memmove(s->queue, s->queue + (keep - s->base), (size_t)held * sizeof *s->queue);
+    if (held)
+        memmove(s->queue, s->queue + (keep - s->base), (size_t)held * sizeof *s->queue);
     s->base = keep;
     if (held + n <= s->cap)
         return BS_OK;
@@ -517,8 +516,10 @@ static void empty_slots(bs_stream *s)
 {
     for (int i = 0; i < s->n_host; i++) {
         bsi_host_slot *h = &s->host[i];
-        if (h->home && h->state == BSI_HOST_FULL)
+        if (h->home && h->state == BSI_HOST_FULL) {
+            bsi_host_keep(h); /* what was copied out of it is forgotten */
             continue;
+        }
         bsi_host_drop(h, s->poison);
         if (!h->home)
             give_memory(s, h);

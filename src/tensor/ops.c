@@ -7,8 +7,6 @@
 */
 #include "tensor/tensor.h"
 
-#include <math.h>
-
 _Static_assert((int)BS_ACT_SILU == BSK_SILU && (int)BS_ACT_GELU_TANH == BSK_GELU_TANH &&
                    (int)BS_ACT_GELU_ERF == BSK_GELU_ERF && (int)BS_ACT_RELU == BSK_RELU,
                "activations are handed to kernels by number");

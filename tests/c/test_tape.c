@@ -410,6 +410,48 @@ static void test_errors(void **state)
     fix_close(&f);
 }
 
+/* A lost device refuses every launch: ops and backward say so, and the scope still closes clean. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], w[C * C];
+    bs_tensor *y, *z;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_BF16, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .name = "q", .scale = 1.0f, .dropout = 0.5f};
+    bs_linear *l;
+    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f.e, &cfg, &l));
+    for (int where = 0; where < 3; where++) { /* lost before the linear, the attention, the backward */
+        const bs_attention_cfg a = {.heads = 2, .kv_heads = 2, .head_dim = 4};
+        bs_status st = BS_OK;
+        y = z = NULL;
+        fix_scope(&f, 0, true, true);
+        bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v);
+        ok(bs_tensor_want_grad(x));
+        f.dev->lost = where == 0;
+        st = bs_op_linear(x, l, &y);
+        f.dev->lost = where <= 1;
+        if (st == BS_OK)
+            st = bs_op_attention(y, y, x, &a, &z);
+        f.dev->lost = true;
+        if (st == BS_OK)
+            st = bs_scope_backward(f.e, 1, &z, &g);
+        const char *said[] = {"linear 'q'", "attention", "backward of attention"};
+        assert_error(st, BS_DEVICE, said[where]);
+        bs_scope_close(f.e);
+        f.dev->lost = false;
+        assert_int_equal(fix_arena_now(&f), 0);
+        release_all(x, g, y, z);
+    }
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
 static void test_weight_arguments(void **state)
 {
     (void)state;
@@ -516,6 +558,7 @@ int main(void)
                                        cmocka_unit_test(test_backward_frees),
                                        cmocka_unit_test(test_accumulate),
                                        cmocka_unit_test(test_errors),
+                                       cmocka_unit_test(test_lost_device),
                                        cmocka_unit_test(test_weight_arguments),
                                        cmocka_unit_test(test_expand)};
     return cmocka_run_group_tests(tests, NULL, NULL);
