@@ -20,8 +20,8 @@ typedef struct bsi_json {
 /* Parse n bytes (no NUL needed). Demands valid UTF-8, no control characters or \u0000 in strings (the
    parser would cut the string there), depth <= BSI_JSON_DEPTH and nothing but white space behind the
    value. uints: outside strings only non-negative integers, arrays and objects. The tree's memory is
-   reserved (BS_TAG_HEADER) before the parse. Duplicate keys are the caller's to refuse: cJSON keeps all.
-   what: names the text in messages. */
+   reserved (BS_TAG_HEADER) before the parse. Duplicate keys are the caller's to refuse: cJSON keeps
+   all. what: names the text in messages. */
 bs_status bsi_json_parse(const char *text, size_t n, bool uints, const char *what, bsi_json *out);
 void bsi_json_end(bsi_json *j);
 /* True when v is a number, integral and in [0, 2^53): exact in the double that cJSON keeps. */

@@ -2,7 +2,8 @@
 /*
 ** manifest_json.c: a manifest as JSON text and back. Reading goes through the same builder calls as any
 ** caller's, so nothing in the text is believed that they would refuse; the digest is computed again and
-** must be the one written. Layouts and alignments are not stored: they belong to the machine that reads.
+** must be the one written. Layouts and alignments are not stored: they belong to the machine that
+*reads.
 */
 #include "base/json.h"
 #include "io/io.h"
@@ -21,8 +22,8 @@ static void put_shape(bsi_text *t, int ndim, const int64_t *dim)
 }
 
 /* {"name":..,"dtype":..,"shape":[..],"file":..,"offset":..} of a tensor or row table. */
-static void put_entry(bsi_text *t, int i, const char *name, bs_dtype dtype, int ndim, const int64_t *dim,
-                      int file, uint64_t offset)
+static void put_entry(bsi_text *t, int i, const char *name, bs_dtype dtype, int ndim,
+                      const int64_t *dim, int file, uint64_t offset)
 {
     bsi_text_printf(t, "%s\n{\"name\":", i ? "," : "");
     bsi_text_quote(t, name);
@@ -62,20 +63,24 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
     bsi_text_printf(&t, "],\n\"rows\":[");
     const bsi_rows_info *r;
     for (int i = 0; (r = bsi_manifest_rows(m, i)); i++)
-        put_entry(&t, i, r->name, r->dtype, 2, (const int64_t[2]){r->rows, r->cols}, r->file, r->file_offset);
+        put_entry(&t, i, r->name, r->dtype, 2, (const int64_t[2]){r->rows, r->cols}, r->file,
+                  r->file_offset);
     bsi_text_printf(&t, "]}\n");
     if (t.failed) {
         bsi_free(t.p);
-        return bs_error()->status == BS_NOMEM ? BS_NOMEM : bsi_fail(BS_NOMEM, "manifest: no memory for its text");
+        return bs_error()->status == BS_NOMEM ? BS_NOMEM
+                                              : bsi_fail(BS_NOMEM, "manifest: no memory for its text");
     }
     *out = t.p;
     return BS_OK;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------------
+ */
 
 /* v must be an object with exactly these n keys, each once; *at gets their values. */
-static bs_status fields(const cJSON *v, const char *what, int n, const char *const *key, const cJSON **at)
+static bs_status fields(const cJSON *v, const char *what, int n, const char *const *key,
+                        const cJSON **at)
 {
     if (!cJSON_IsObject(v))
         return bsi_fail(BS_FORMAT, "manifest: %s is not an object", what);
@@ -114,8 +119,9 @@ static bs_status number_of(const cJSON *v, const char *what, uint64_t limit, uin
 
 static bs_status list_of(const cJSON *v, const char *what)
 {
-    return cJSON_IsArray(v) ? BS_OK
-                            : bsi_fail(BS_FORMAT, "manifest: %s: '%s' is not an array", what, v->string);
+    return cJSON_IsArray(v)
+               ? BS_OK
+               : bsi_fail(BS_FORMAT, "manifest: %s: '%s' is not an array", what, v->string);
 }
 
 typedef struct entry {
@@ -189,7 +195,8 @@ static bs_status read_block(const cJSON *v, bs_manifest *m)
     BSI_TRY(bs_manifest_add_block(m, name, kind, &block));
     for (const cJSON *c = at[2]->child; c; c = c->next) {
         BSI_TRY(entry_of(c, "tensor", &e));
-        BSI_TRY(bs_manifest_add_tensor(m, block, e.name, e.dtype, e.ndim, e.dim, e.file, e.offset, &tensor));
+        BSI_TRY(bs_manifest_add_tensor(m, block, e.name, e.dtype, e.ndim, e.dim, e.file, e.offset,
+                                       &tensor));
     }
     return BS_OK;
 }
@@ -200,8 +207,8 @@ static bs_status read_rows(const cJSON *v, bs_manifest *m)
     int rows;
     BSI_TRY(entry_of(v, "row table", &e));
     if (e.ndim != 2)
-        return bsi_fail(BS_FORMAT, "manifest: row table '%.80s' has %d dimensions, 2 are needed", e.name,
-                        e.ndim);
+        return bsi_fail(BS_FORMAT, "manifest: row table '%.80s' has %d dimensions, 2 are needed",
+                        e.name, e.ndim);
     return bs_manifest_add_rows(m, e.name, e.dtype, e.dim[0], e.dim[1], e.file, e.offset, &rows);
 }
 
@@ -228,8 +235,9 @@ static bs_status read_root(const cJSON *root, bs_manifest *m)
     BSI_TRY(bs_manifest_finish(m));
     snprintf(again, sizeof again, "%016llx", (unsigned long long)bs_manifest_digest(m));
     if (strcmp(again, digest) != 0)
-        return bsi_fail(BS_FORMAT, "manifest: its digest is '%.40s', its content gives %s: it was edited",
-                        digest, again);
+        return bsi_fail(BS_FORMAT,
+                        "manifest: its digest is '%.40s', its content gives %s: it was edited", digest,
+                        again);
     return BS_OK;
 }
 

@@ -24,11 +24,28 @@ static bool parses(const char *s, bool uints)
 static void test_parse(void **state)
 {
     (void)state;
-    static const char *const good[] = {"{}", "[]", "1", " {\"a\" : [1, 2,\t3]}\r\n", "\"\\u00e9\\\\\\\"\""};
+    static const char *const good[] = {"{}", "[]", "1", " {\"a\" : [1, 2,\t3]}\r\n",
+                                       "\"\\u00e9\\\\\\\"\""};
     static const char *const general[] = {"true", "null", "-1.5e3", "{\"a\":[false]}"};
-    static const char *const bad[] = {"",       " ",      "{",       "[1,]",    "{\"a\"}", "{\"a\":}", "{a:1}",
-                                      "[1] 2",  "\"a",    "\"\\",    "'a'",     "[1,2",    "]",        "\"\\x\"",
-                                      "\"\x01\"", "\"\\u0000\"", "\xEF\xBB\xBF{}", "\"\xF8\"", "{\"a\":1,}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "[1,]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{a:1}",
+                                      "[1] 2",
+                                      "\"a",
+                                      "\"\\",
+                                      "'a'",
+                                      "[1,2",
+                                      "]",
+                                      "\"\\x\"",
+                                      "\"\x01\"",
+                                      "\"\\u0000\"",
+                                      "\xEF\xBB\xBF{}",
+                                      "\"\xF8\"",
+                                      "{\"a\":1,}"};
     for (size_t i = 0; i < BSI_COUNT(good); i++)
         assert_true(parses(good[i], true) && parses(good[i], false));
     for (size_t i = 0; i < BSI_COUNT(general); i++)
@@ -81,7 +98,8 @@ static void test_utf8(void **state)
             fail_msg("cut code point %x", c);
     }
     assert_true(bsi_utf8_valid("\xF4\x8F\xBF\xBF", 4));
-    static const char *const bad[] = {"\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\x80", "\xFF"};
+    static const char *const bad[] = {"\xC0\xAF",         "\xC1\xBF", "\xE0\x9F\xBF",
+                                      "\xF0\x8F\xBF\xBF", "\x80",     "\xFF"};
     for (size_t i = 0; i < BSI_COUNT(bad); i++)
         assert_false(bsi_utf8_valid(bad[i], strlen(bad[i])));
 }
