@@ -225,10 +225,17 @@ int bsl_optionerror(lua_State *L, int arg, const char *field, const char *expect
                                          luaL_typename(L, -1)));
 }
 
+/* The value on the top when it is a number that is an integer (text is not converted), else not *whole. */
+static lua_Integer top_integer(lua_State *L, int *whole)
+{
+    *whole = 0;
+    return lua_type(L, -1) == LUA_TNUMBER ? lua_tointegerx(L, -1, whole) : 0;
+}
+
 static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min, lua_Integer max)
 {
-    int whole = 0;
-    lua_Integer v = lua_type(L, -1) == LUA_TNUMBER ? lua_tointegerx(L, -1, &whole) : 0;
+    int whole;
+    lua_Integer v = top_integer(L, &whole);
     if (!whole)
         bsl_optionerror(L, arg, name, "integer");
     if (v < min || v > max)
@@ -418,9 +425,9 @@ int bsl_checkdims(lua_State *L, int arg, int64_t dim[BS_MAX_DIMS])
     if (n > BS_MAX_DIMS)
         luaL_argerror(L, arg, lua_pushfstring(L, "at most %d dims", BS_MAX_DIMS));
     for (size_t i = 0; i < n; i++) {
-        int whole = 0;
+        int whole;
         lua_rawgeti(L, arg, (lua_Integer)i + 1);
-        dim[i] = lua_tointegerx(L, -1, &whole);
+        dim[i] = top_integer(L, &whole);
         if (!whole || dim[i] < 0)
             luaL_argerror(L, arg, "dims must be integers >= 0");
         lua_pop(L, 1);
@@ -456,9 +463,9 @@ const int64_t *bsl_integers(lua_State *L, int arg, int index, const char *name, 
     size_t count = lua_rawlen(L, index);
     int64_t *v = lua_newuserdatauv(L, (count + 1) * sizeof *v, 0);
     for (size_t i = 0; i < count; i++) {
-        int whole = 0;
+        int whole;
         lua_rawgeti(L, index, (lua_Integer)i + 1);
-        v[i] = lua_tointegerx(L, -1, &whole);
+        v[i] = top_integer(L, &whole);
         if (!whole)
             luaL_argerror(L, arg,
                           lua_pushfstring(L, "'%s'[%I]: integer expected, got %s", name,
@@ -471,11 +478,9 @@ const int64_t *bsl_integers(lua_State *L, int arg, int index, const char *name, 
 
 static int visit_field(lua_State *L, int arg, int i, const char *field, bool required)
 {
-    int type = lua_getfield(L, -1, field), whole = 0;
-    lua_Integer v = lua_tointegerx(L, -1, &whole);
-    if (type == LUA_TNIL && !required)
-        v = 0;
-    else if (!whole || v < INT_MIN || v > INT_MAX)
+    int whole, type = lua_getfield(L, -1, field);
+    lua_Integer v = top_integer(L, &whole);
+    if ((type != LUA_TNIL || required) && (!whole || v < INT_MIN || v > INT_MAX))
         luaL_argerror(L, arg,
                       lua_pushfstring(L, "visit %d: '%s': integer expected, got %s", i + 1, field,
                                       luaL_typename(L, -1)));

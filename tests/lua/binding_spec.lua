@@ -9,7 +9,9 @@ local function weights()
   local path = os.tmpname()
   local numbers = {}
   for i = 1, 46 do numbers[i] = string.pack("<f", math.sin(i)) end
-  bs.write_file(path, table.concat(numbers))
+  local file = assert(io.open(path, "wb"))
+  file:write(table.concat(numbers))
+  file:close()
   local m = bs.manifest.new()
   local f = m:file(path)
   local ids = {a = m:block("a", "layer"), b = m:block("b", "layer")}
