@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** signal.c: Ctrl-C. The handler only stores numbers, sets libbs's cancel flag and calls lua_sethook, which
-** is the one function of Lua that a signal may call. The interruption is sticky: the hook stays and every
-** bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A second signal
-** takes the default action. A coroutine has no hook: in one that never calls bs only the second signal
-** helps.
+** signal.c: Ctrl-C. The handler only stores numbers, sets libbs's cancel flag and calls lua_sethook,
+** which is the one function of Lua that a signal may call. The interruption is sticky: the hook stays
+** and every bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A
+** second signal takes the default action. A coroutine has no hook: in one that never calls bs only the
+** second signal helps.
 **
-** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one is
-** only noted, and the next ones act as said above.
+** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one
+** is only noted, and the next ones act as said above.
 */
 #include "host/host.h"
 
@@ -127,7 +127,8 @@ static int l_interrupted(lua_State *L)
 
 int host_open(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"hold", l_hold}, {"interrupted", l_interrupted}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"hold", l_hold}, {"interrupted", l_interrupted}, {NULL, NULL}};
     if (luaL_newmetatable(L, hold_type)) {
         lua_pushcfunction(L, l_release);
         lua_setfield(L, -2, "__close");

@@ -220,19 +220,21 @@ void bsl_try(lua_State *L, bs_status st, const char *what)
 
 int bsl_optionerror(lua_State *L, int arg, const char *field, const char *expected)
 {
-    return luaL_argerror(L, arg,
-                         lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected,
-                                         luaL_typename(L, -1)));
+    return luaL_argerror(
+        L, arg,
+        lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected, luaL_typename(L, -1)));
 }
 
-/* The value on the top when it is a number that is an integer (text is not converted), else not *whole. */
+/* The value on the top when it is a number that is an integer (text is not converted), else not
+ *whole. */
 static lua_Integer top_integer(lua_State *L, int *whole)
 {
     *whole = 0;
     return lua_type(L, -1) == LUA_TNUMBER ? lua_tointegerx(L, -1, whole) : 0;
 }
 
-static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min, lua_Integer max)
+static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min,
+                                  lua_Integer max)
 {
     int whole;
     lua_Integer v = top_integer(L, &whole);
@@ -386,12 +388,13 @@ void *bsl_optionbox(lua_State *L, int arg, const char *field, const bsl_type *ty
 
 const char *const bsl_home_words[] = {"disk", "ram", "gpu", NULL};
 
-const bsl_option bsl_io_options[] = {{"engine", BSL_STR, offsetof(bs_io_cfg, engine), false},
-                                     {"depth", BSL_INT, offsetof(bs_io_cfg, depth), false},
-                                     {"threads", BSL_INT, offsetof(bs_io_cfg, threads), false},
-                                     {"request_bytes", BSL_SIZE, offsetof(bs_io_cfg, request_bytes), false},
-                                     {"no_direct", BSL_BOOL, offsetof(bs_io_cfg, no_direct), false},
-                                     {NULL, BSL_ANY, 0, false}};
+const bsl_option bsl_io_options[] = {
+    {"engine", BSL_STR, offsetof(bs_io_cfg, engine), false},
+    {"depth", BSL_INT, offsetof(bs_io_cfg, depth), false},
+    {"threads", BSL_INT, offsetof(bs_io_cfg, threads), false},
+    {"request_bytes", BSL_SIZE, offsetof(bs_io_cfg, request_bytes), false},
+    {"no_direct", BSL_BOOL, offsetof(bs_io_cfg, no_direct), false},
+    {NULL, BSL_ANY, 0, false}};
 
 int bsl_checkint(lua_State *L, int arg, int min, int max)
 {

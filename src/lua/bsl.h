@@ -3,9 +3,9 @@
 ** bsl.h: what the binding files share. A C object lives in a box: a userdata that is closed (h NULL)
 ** before the object exists and after it has ended. A box that borrows from others is linked into their
 ** lists, so that closing an owner first closes what was made on it, newest first; user values keep the
-** owners' boxes from being collected meanwhile. What a scope has used stays until that scope ends, since
-** its tape names it. A binding function reads its arguments, makes closed
-** boxes for its results, calls bs_* with no Lua call in between, and only then returns or raises.
+** owners' boxes from being collected meanwhile. What a scope has used stays until that scope ends,
+** since its tape names it. A binding function reads its arguments, makes closed boxes for its results,
+** calls bs_* with no Lua call in between, and only then returns or raises.
 */
 #ifndef BSL_H
 #define BSL_H
@@ -31,14 +31,14 @@ typedef struct bsl_type {
 struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
-    uint64_t scope; /* a scope: its serial; an engine: the last serial; else: of the last scope that used it */
+    uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };
 
-extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type, bsl_engine_type,
-    bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type, bsl_tensor_type,
-    bsl_scope_type;
+extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type,
+    bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
+    bsl_tensor_type, bsl_scope_type;
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 

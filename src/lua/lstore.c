@@ -157,8 +157,9 @@ static int l_stats(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"fetch", l_fetch}, {"get", l_get},     {"put", l_put},  {"read", l_read},
-                                   {"stats", l_stats}, {"zero", l_zero}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"fetch", l_fetch}, {"get", l_get},     {"put", l_put},
+                                   {"read", l_read},   {"stats", l_stats}, {"zero", l_zero},
+                                   {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
 void bsl_open_store(lua_State *L)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference; the
-** tensor dies with its scope, after which the box only remembers whose it was. Axes, columns and rows are
-** counted from 1.
+** tensor dies with its scope, after which the box only remembers whose it was. Axes, columns and rows
+** are counted from 1.
 */
 #include "lua/bsl.h"
 
@@ -35,7 +35,8 @@ static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifest *m, int block, int tensor)
+static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifest *m, int block,
+                                         int tensor)
 {
     if (block < 0 || block >= bs_manifest_blocks(m))
         luaL_argerror(L, arg, lua_pushfstring(L, "no block %d in the manifest", block));
@@ -91,7 +92,8 @@ static const bsl_option linear_options[] = {
 static int check_param(lua_State *L, const bs_params *p, const char *field, int id)
 {
     if (id != -1 && (!p || id < 0 || id >= bs_params_count(p)))
-        luaL_argerror(L, 2, lua_pushfstring(L, "option '%s': %d is no parameter of option 'params'", field, id));
+        luaL_argerror(
+            L, 2, lua_pushfstring(L, "option '%s': %d is no parameter of option 'params'", field, id));
     return id;
 }
 
@@ -109,7 +111,8 @@ static bs_status linear_params(const bs_params *p, const linear_args *a, bs_line
 
 static int l_linear_new(lua_State *L)
 {
-    linear_args a = {.bias = -1, .base_weight = -1, .base_bias = -1, .lora_a = -1, .lora_b = -1, .scale = 1};
+    linear_args a = {
+        .bias = -1, .base_weight = -1, .base_bias = -1, .lora_a = -1, .lora_b = -1, .scale = 1};
     bs_linear_cfg cfg = {0};
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
     bsl_options(L, 2, linear_options, &a);
@@ -305,7 +308,8 @@ static int l_attention(lua_State *L)
                                       {"softcap", BSL_NUM, offsetof(bs_attention_cfg, softcap), false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_attention_cfg cfg = {0};
-    bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3), *y = NULL;
+    bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3),
+              *y = NULL;
     bsl_options(L, 4, spec, &cfg);
     bsl_box *box = bsl_newtensor(L);
     bs_status st = bs_op_attention(q, k, v, &cfg, &y);
@@ -437,18 +441,26 @@ static int l_from_array(lua_State *L)
 static const luaL_Reg none[] = {{NULL, NULL}};
 static const luaL_Reg linear_methods[] = {{"dims", l_linear_dims}, {NULL, NULL}};
 static const luaL_Reg tensor_methods[] = {
-    {"alive", l_alive}, {"capacity", l_capacity}, {"dims", l_dims}, {"dtype", l_dtype},
+    {"alive", l_alive}, {"capacity", l_capacity}, {"dims", l_dims},           {"dtype", l_dtype},
     {"grad", l_grad},   {"read", l_read},         {"want_grad", l_want_grad}, {NULL, NULL}};
 static const luaL_Reg tensor_meta[] = {
     {"__add", l_add}, {"__mul", l_times}, {"__tostring", l_tostring}, {NULL, NULL}};
-static const luaL_Reg ops[] = {{"accumulate", l_accumulate}, {"act", l_act},
-                               {"add", l_add},               {"attention", l_attention},
-                               {"columns", l_columns},       {"from_array", l_from_array},
-                               {"glu", l_glu},               {"labelled", l_labelled},
-                               {"linear", l_linear},         {"mul", l_mul},
-                               {"rmsnorm", l_rmsnorm},       {"rope", l_rope},
-                               {"row_scale", l_row_scale},   {"scale", l_scale},
-                               {"softmax", l_softmax},       {"view", l_view},
+static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
+                               {"act", l_act},
+                               {"add", l_add},
+                               {"attention", l_attention},
+                               {"columns", l_columns},
+                               {"from_array", l_from_array},
+                               {"glu", l_glu},
+                               {"labelled", l_labelled},
+                               {"linear", l_linear},
+                               {"mul", l_mul},
+                               {"rmsnorm", l_rmsnorm},
+                               {"rope", l_rope},
+                               {"row_scale", l_row_scale},
+                               {"scale", l_scale},
+                               {"softmax", l_softmax},
+                               {"view", l_view},
                                {NULL, NULL}};
 
 static void add_module(lua_State *L, const char *name, lua_CFunction make)

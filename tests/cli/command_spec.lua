@@ -112,11 +112,11 @@ describe("exit status", function()
     local code, out, err = run {script "print 'a' local function f() error 'bad luck' end f()"}
     assert.same({1, "a\n"}, {code, out})
     assert.matches("^bslua: .*:1: bad luck\nstack traceback:", err)
-    code, _, err = run {"-e", "error {}"}
-    assert.equal(1, code)
+    code, out, err = run {"-e", "error {}"}
+    assert.same({1, ""}, {code, out})
     assert.matches("error object is a table value", err)
-    code, _, err = run {"-e", "error(setmetatable({}, {__tostring = function() return 'own' end}))"}
-    assert.same({1, "bslua: own\n"}, {code, err})
+    code, out, err = run {"-e", "error(setmetatable({}, {__tostring = function() return 'own' end}))"}
+    assert.same({1, "", "bslua: own\n"}, {code, out, err})
   end)
 
   it("is 1 for a script that does not exist or compile", function()
@@ -146,6 +146,33 @@ describe("exit status", function()
     assert.equal(1, code)
     assert.matches("over\nstack traceback", err)
     assert.not_matches("Sanitizer", err)
+  end)
+end)
+
+describe("log lines", function()
+  it("reach the script's function when the call that caused them returns", function()
+    local path = script(("w"):rep(8192))
+    -- Without a free file descriptor there is no io_uring, and the fall-back says so.
+    local code, out, err = run({script([[
+      local bs = require "bs"
+      local m = bs.manifest.new()
+      m:tensor(m:block("a", "layer"), "w", "f32", {1024}, m:file "]] .. path .. [[", 0)
+      m:finish()
+      local device = bs.device.open("cpu", {threads = 1})
+      local engine = bs.engine.open {device = device, pool_bytes = 1 << 20, n_blocks = 1}
+      local plan = bs.plan.new {manifest = m, homes = {[0] = "disk"}, dev_slots = 1, host_slots = 1,
+                                program = {{block = 0}}, cyclic = true}
+      local lines, files = {}, {}
+      bs.log_to(function(line) lines[#lines + 1] = line end)
+      repeat files[#files + 1] = io.open "/dev/null" until #files > 0 and not io.open "/dev/null"
+      local ok, message = pcall(bs.stream.open, {engine = engine, plan = plan})
+      print(ok, #lines, lines[1])
+      bs.log_to(error)
+      pcall(bs.stream.open, {engine = engine, plan = plan})
+      bs.log_to(nil)]])}, {env = "ulimit -n 64;"})
+    assert.same({0, ""}, {code, err})
+    assert.matches("pool of threads", out)
+    assert.matches("^true\t1\t", out)
   end)
 end)
 

@@ -27,7 +27,7 @@ end
 
 local MB <const> = 1024 * 1024
 
-local function engine(blocks)
+local function open_engine(blocks)
   local device = bs.device.open("check:cpu", {threads = 1})
   return bs.engine.open {device = device, pool_bytes = 4 * MB, n_blocks = blocks or 2}, device
 end
@@ -35,7 +35,7 @@ end
 -- Everything that hangs on one engine.
 local function machine()
   local m, ids = weights()
-  local e, device = engine()
+  local e, device = open_engine()
   local t = {manifest = m, ids = ids, engine = e, device = device}
   t.batch = bs.batch.open(e, {micros = 2, tokens = 8, rows = 4})
   t.store = bs.store.open(e, t.batch, {{name = "x", channels = 3, keep = "device"},
@@ -118,7 +118,7 @@ end)
 
 describe("arguments", function()
   it("of a wrong type name the right one", function()
-    local e <close> = engine()
+    local e <close> = open_engine()
     assert.error_matches(function() bs.batch.open(bs.array.new("f32", {1}), {}) end,
                          "bs.engine expected, got bs.array")
     assert.error_matches(function() bs.batch.open(nil, {}) end, "bs.engine expected, got n")
@@ -151,7 +151,7 @@ describe("arguments", function()
   end)
 
   it("in nested tables are named with their path", function()
-    local e <close> = engine()
+    local e <close> = open_engine()
     local m, ids = weights()
     local homes = {[0] = "gpu", [1] = "gpu"}
     local plan = bs.plan.new {manifest = m, homes = homes, dev_slots = 1, program = {{block = ids.a}}}
@@ -160,7 +160,8 @@ describe("arguments", function()
     local batch = bs.batch.open(e, {micros = 1, tokens = 4, rows = 1})
     local function store(key) return function() bs.store.open(e, batch, {key}) end end
     assert.error_matches(store {name = "x", channels = 1}, "option 'key 0: keep' is missing")
-    assert.error_matches(store {name = "x", channels = 1, keep = "here"}, "unknown 'here' %(valid: pass, device, host%)")
+    assert.error_matches(store {name = "x", channels = 1, keep = "here"},
+                         "unknown 'here' %(valid: pass, device, host%)")
     assert.error_matches(store {name = "x", channels = 1, keep = "pass", dtype = "f3"}, "unknown dtype 'f3'")
     assert.error_matches(store(3), "table expected")
   end)
@@ -181,7 +182,7 @@ describe("arguments", function()
   end)
 
   it("of a micro-batch have to fit each other", function()
-    local e <close> = engine()
+    local e <close> = open_engine()
     local b = bs.batch.open(e, {micros = 1, tokens = 8, rows = 2})
     local function set(t) return function() b:set(0, t) end end
     assert.error_matches(set {row_len = {2}, ids = {1}}, "'ids' has 1 entries, 2 expected")
@@ -215,7 +216,7 @@ end)
 
 describe("closed objects", function()
   it("say so and close again", function()
-    local e = engine()
+    local e = open_engine()
     local objects = {bs.manifest.new(), bs.device.open "meta", e, bs.params.open(e)}
     for _, o in ipairs(objects) do
       local name = tostring(o):match "^bs%.%l+"
@@ -258,7 +259,7 @@ describe("collection", function()
   it("keeps owners while something made on them lives", function()
     local batch
     do
-      local e = engine()
+      local e = open_engine()
       batch = bs.batch.open(e, {micros = 1, tokens = 4, rows = 1})
     end
     collectgarbage()
@@ -363,7 +364,7 @@ describe("a step", function()
   end)
 
   it("multiplies by tensors and by numbers on either side", function()
-    local e <close> = engine()
+    local e <close> = open_engine()
     local scope <close> = e:seal() or e:scope {}
     local x = bs.op.from_array(e, bs.array.new("f32", {1, 2}, {1, 2}))
     assert.same({3.0, 6.0}, (x * 3):read():table())
