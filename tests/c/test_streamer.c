@@ -266,6 +266,88 @@ static void test_changed_file(void **state)
     fx_open(&fx);
 }
 
+/* A device call that fails, wherever it is: an error, no hang, nothing left. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    size_t slots = bs_host_bytes(BS_TAG_SLOT), homes = bs_host_bytes(BS_TAG_HOME);
+    bool done = false;
+    for (uint64_t n = 1; !done; n += n < 40 ? 1 : 9) {
+        bs_dev_cfg dc = {.threads = 1, .fail_call = n};
+        bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+        run r = {.slot = fx_slot(&fx)};
+        bs_status st;
+        OK(bs_plan_new(&pc, &r.plan));
+        OK(bs_dev_open("check:cpu", &dc, &r.dev));
+        size_t results = r.slot * (size_t)fx.n_visits;
+        bs_engine_cfg ec = {r.dev, results + bs_plan_device_bytes(r.plan), 0, FX_BLOCKS, 0};
+        if ((st = bs_engine_open(&ec, &r.e)) == BS_OK) {
+            OK(bsi_pool_region(r.e->pool, "results", results, &r.seen));
+            st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .plan = r.plan}, &r.s);
+            if (st == BS_OK)
+                st = run_segment(&r, &fx);
+            if (st == BS_OK)
+                st = bs_engine_sync(r.e);
+            if (st != BS_OK && r.s) {
+                bs_status drained = bs_stream_abort(r.s);
+                assert_true(drained == BS_OK || drained == st);
+            }
+        }
+        done = st == BS_OK;
+        assert_true(done || bs_error()->msg[0]);
+        run_close(&r);
+        assert_int_equal(bs_host_bytes(BS_TAG_SLOT), slots);
+        assert_int_equal(bs_host_bytes(BS_TAG_HOME), homes);
+        assert_true(n < 2000);
+    }
+}
+
+/* Host memory that runs out while a stream is opened or a segment is pushed. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    bs_plan *plan;
+    bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+    OK(bs_plan_new(&pc, &plan));
+    for (uint64_t n = 1;; n++) {
+        bs_plan *p;
+        bsi_alloc_fail_nth(n);
+        bs_status st = bs_plan_new(&pc, &p);
+        bsi_alloc_fail_nth(0);
+        if (st == BS_OK) {
+            bs_plan_free(p);
+            break;
+        }
+        assert_int_equal(st, BS_NOMEM);
+    }
+    bs_dev *dev;
+    OK(bs_dev_open("cpu", NULL, &dev));
+    bs_engine_cfg ec = {.dev = dev, .pool_bytes = bs_plan_device_bytes(plan), .n_blocks = FX_BLOCKS};
+    for (uint64_t n = 1;; n++) {
+        bs_engine *e = NULL;
+        bs_stream *s = NULL;
+        bs_visit v;
+        bsi_alloc_fail_nth(n);
+        bs_status st = bs_engine_open(&ec, &e);
+        bs_stream_cfg sc = {.engine = e, .plan = plan, .io = {.engine = "pool"}};
+        if (st == BS_OK)
+            st = bs_stream_open(&sc, &s);
+        if (st == BS_OK)
+            st = bs_stream_push(s, fx.program, fx.n_visits, true);
+        for (int i = 0; st == BS_OK && i < fx.n_visits; i++)
+            st = bs_stream_next(s, &v);
+        bsi_alloc_fail_nth(0);
+        bs_stream_close(s);
+        bs_engine_close(e);
+        if (st == BS_OK)
+            break;
+        assert_true(st == BS_NOMEM || st == BS_DEVMEM);
+        assert_true(n < 5000);
+    }
+    bs_dev_close(dev);
+    bs_plan_free(plan);
+}
+
 static void test_misuse(void **state)
 {
     (void)state;
@@ -377,6 +459,8 @@ int main(void)
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_failing_read),
         cmocka_unit_test(test_changed_file),
+        cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_prefetch_across_segments),
         cmocka_unit_test(test_where),
