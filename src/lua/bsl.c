@@ -136,14 +136,61 @@ void *bsl_opt(lua_State *L, int arg, const bsl_type *type)
     return lua_isnoneornil(L, arg) ? NULL : bsl_check(L, arg, type);
 }
 
-enum { USED = 2 }; /* user value of an engine: the set of boxes that its scope used */
+/* User values of an engine: the set of boxes that its scope used; a weak list of that scope's box. */
+enum { USED = 2, SCOPE = 3 };
+/* User value of a scope: its label. */
+enum { LABEL = 3 };
 
-void bsl_forget(lua_State *L, int arg)
+void bsl_scope(lua_State *L, int arg, const char *label)
 {
+    lua_pushstring(L, label);
+    lua_setiuservalue(L, -2, LABEL);
     if (open_scope(lua_touserdata(L, arg)))
-        return;
+        return; /* libbs will refuse the second one */
     lua_newtable(L);
     lua_setiuservalue(L, arg, USED);
+    lua_newtable(L);
+    if (luaL_newmetatable(L, "bs.weak")) {
+        lua_pushliteral(L, "v");
+        lua_setfield(L, -2, "__mode");
+    }
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -2);
+    lua_rawseti(L, -2, 1);
+    lua_setiuservalue(L, arg, SCOPE);
+}
+
+bsl_box *bsl_newtensor(lua_State *L, int from)
+{
+    const bsl_box *b = lua_touserdata(L, from);
+    lua_pushvalue(L, from);
+    if (b->type != &bsl_tensor_type) {
+        if (b->type != &bsl_engine_type)
+            lua_getiuservalue(L, -1, 1);
+        if (lua_getiuservalue(L, -1, SCOPE) == LUA_TTABLE)
+            lua_rawgeti(L, -1, 1);
+    } else {
+        lua_getiuservalue(L, -1, 1);
+    }
+    int scope = lua_gettop(L);
+    bsl_box *box = bsl_newbox(L, &bsl_tensor_type);
+    bsl_borrow(L, box, 0, scope);
+    return box;
+}
+
+bs_tensor *bsl_checktensor(lua_State *L, int arg)
+{
+    const bsl_box *b = luaL_checkudata(L, arg, bsl_tensor_type.name);
+    if (b->h)
+        return b->h;
+    lua_getiuservalue(L, arg, 1);
+    const bsl_box *scope = lua_touserdata(L, -1);
+    if (!scope || scope->h)
+        luaL_argerror(L, arg, "closed bs.tensor");
+    lua_getiuservalue(L, -1, LABEL);
+    luaL_argerror(L, arg,
+                  lua_pushfstring(L, "tensor of scope '%s', which has ended", lua_tostring(L, -1)));
+    return NULL;
 }
 
 void bsl_use(lua_State *L, int arg)
@@ -186,16 +233,6 @@ bsl_box *bsl_newtext(lua_State *L)
 bsl_box *bsl_newarray(lua_State *L)
 {
     return bsl_newbox(L, &bsl_array_type);
-}
-
-bsl_box *bsl_newtensor(lua_State *L)
-{
-    return bsl_newbox(L, &bsl_tensor_type);
-}
-
-bs_tensor *bsl_checktensor(lua_State *L, int arg)
-{
-    return bsl_check(L, arg, &bsl_tensor_type);
 }
 
 /* ---- status --------------------------------------------------------------------------------- */

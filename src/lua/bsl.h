@@ -55,8 +55,9 @@ void *bsl_check(lua_State *L, int arg, const bsl_type *type);
 void *bsl_opt(lua_State *L, int arg, const bsl_type *type);
 /* The box at arg, made on an engine, is used in the engine's open scope and has to outlive it. */
 void bsl_use(lua_State *L, int arg);
-/* Before a scope opens on the engine at arg: forget what the one before used. */
-void bsl_forget(lua_State *L, int arg);
+/* The box on the top is the scope that opens on the engine at arg; what the one before used is
+ * forgotten. */
+void bsl_scope(lua_State *L, int arg, const char *label);
 /* The handle of the box that the box at arg borrows from. */
 void *bsl_owner(lua_State *L, int arg, int slot);
 /* A box for text that libbs allocated, and the array of a result. */
@@ -114,8 +115,9 @@ const int64_t *bsl_integers(lua_State *L, int arg, int index, const char *name, 
 /* The visits of the list at index, as scratch that stays on the stack. */
 bs_visit_spec *bsl_visits(lua_State *L, int arg, int index, int *n);
 bs_tensor *bsl_checktensor(lua_State *L, int arg);
-/* A closed tensor box; a result of an op goes into it. */
-bsl_box *bsl_newtensor(lua_State *L);
+/* A closed tensor box of the open scope; at `from` is a tensor of it, its engine, or an object made on
+   that engine. It ends with the scope. */
+bsl_box *bsl_newtensor(lua_State *L, int from);
 void bsl_batchcfg(lua_State *L, int arg, bs_batch_cfg *out);
 
 /* Raise "option 'field': expected X, got Y" about the value on the top. */

@@ -64,7 +64,7 @@ static void close_engine(void *h)
     bs_engine_close(h);
 }
 
-const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 1};
+const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 2};
 
 static bs_engine *check_engine(lua_State *L)
 {
@@ -126,7 +126,7 @@ static void close_scope(void *h)
     bs_scope_close(h);
 }
 
-const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 0};
+const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 1};
 
 static int l_engine_scope(lua_State *L)
 {
@@ -148,7 +148,7 @@ static int l_engine_scope(lua_State *L)
     bsl_box *box = bsl_newbox(L, &bsl_scope_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, 3);
-    bsl_forget(L, 1);
+    bsl_scope(L, 1, cfg.label);
     box->scope = ++bsl_checkbox(L, 1, &bsl_engine_type)->scope;
     bs_status st = bs_scope_open(e, &cfg);
     box->h = st == BS_OK ? e : NULL;

@@ -107,7 +107,7 @@ static int l_finish(lua_State *L)
 {
     bs_head *h = check(L);
     int micro = check_micro(L);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *dx = NULL;
     bs_status st = bs_head_finish(h, micro, &dx);
     box->h = dx;

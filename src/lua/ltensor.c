@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference; the
-** tensor dies with its scope, after which the box only remembers whose it was. Axes, columns and rows
-** are counted from 1.
+** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference and
+** gives it back when its scope ends, so that dead handles never wait for a collection. Axes, columns
+*and
+** rows are counted from 1.
 */
 #include "lua/bsl.h"
 
@@ -28,7 +29,7 @@ static void close_rope(void *h)
     bs_rope_free(h);
 }
 
-const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 0, 0};
+const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 1, 0};
 const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
 const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2, 0};
 static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
@@ -179,7 +180,7 @@ static int l_want_grad(lua_State *L)
 static int l_grad(lua_State *L)
 {
     bs_tensor *t = bsl_checktensor(L, 1);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *g = NULL;
     bs_status st = bs_tensor_grad(t, &g);
     box->h = g;
@@ -224,7 +225,7 @@ static int l_read(lua_State *L)
     return 1;
 }
 
-/* false too for a closed box. */
+/* false for a closed box and when the scope has ended. */
 static int l_alive(lua_State *L)
 {
     const bsl_box *box = bsl_checkbox(L, 1, &bsl_tensor_type);
@@ -236,8 +237,8 @@ static int l_tostring(lua_State *L)
 {
     const bs_tensor *t = bsl_checkbox(L, 1, &bsl_tensor_type)->h;
     luaL_Buffer b;
-    if (!t || !bs_tensor_alive(t)) {
-        lua_pushstring(L, t ? "bs.tensor (dead: its scope has ended)" : "bs.tensor (closed)");
+    if (!t) {
+        lua_pushliteral(L, "bs.tensor (closed)");
         return 1;
     }
     luaL_buffinit(L, &b);
@@ -267,7 +268,7 @@ static int l_linear(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_linear *w = bsl_check(L, 2, &bsl_linear_type);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_linear(x, w, &y);
     return finish(L, box, y, st, "bs.op.linear");
 }
@@ -280,7 +281,7 @@ static int l_rmsnorm(lua_State *L)
     double eps = luaL_checknumber(L, 3);
     bool one_plus = lua_toboolean(L, 4);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_rmsnorm(x, w, eps, one_plus, &y);
     return finish(L, box, y, st, "bs.op.rmsnorm");
 }
@@ -292,7 +293,7 @@ static int l_rope(lua_State *L)
     bs_rope *r = bsl_check(L, 2, &rope_type);
     int heads = bsl_checkint(L, 3, 1, INT_MAX);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_rope(x, r, heads, &y);
     return finish(L, box, y, st, "bs.op.rope");
 }
@@ -311,7 +312,7 @@ static int l_attention(lua_State *L)
     bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3),
               *y = NULL;
     bsl_options(L, 4, spec, &cfg);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_attention(q, k, v, &cfg, &y);
     return finish(L, box, y, st, "bs.op.attention");
 }
@@ -323,7 +324,7 @@ static int l_glu(lua_State *L)
 {
     bs_tensor *g = bsl_checktensor(L, 1), *u = bsl_checktensor(L, 2), *y = NULL;
     bs_act act = (bs_act)luaL_checkoption(L, 3, NULL, act_words);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_glu(g, u, act, &y);
     return finish(L, box, y, st, "bs.op.glu");
 }
@@ -332,7 +333,7 @@ static int l_act(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_act act = (bs_act)luaL_checkoption(L, 2, NULL, act_words);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_act(x, act, &y);
     return finish(L, box, y, st, "bs.op.act");
 }
@@ -340,7 +341,7 @@ static int l_act(lua_State *L)
 static int l_add(lua_State *L)
 {
     bs_tensor *a = bsl_checktensor(L, 1), *b = bsl_checktensor(L, 2), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_add(a, b, &y);
     return finish(L, box, y, st, "bs.op.add");
 }
@@ -348,7 +349,7 @@ static int l_add(lua_State *L)
 static int l_mul(lua_State *L)
 {
     bs_tensor *a = bsl_checktensor(L, 1), *b = bsl_checktensor(L, 2), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_mul(a, b, &y);
     return finish(L, box, y, st, "bs.op.mul");
 }
@@ -357,7 +358,7 @@ static int l_scale(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     double s = luaL_checknumber(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_scale(x, s, &y);
     return finish(L, box, y, st, "bs.op.scale");
 }
@@ -373,7 +374,7 @@ static int l_times(lua_State *L)
 static int l_softmax(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_softmax(x, &y);
     return finish(L, box, y, st, "bs.op.softmax");
 }
@@ -384,7 +385,7 @@ static int l_columns(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     int64_t first = bsl_checkcount(L, 2), n = bsl_checkcount(L, 3);
     luaL_argcheck(L, first >= 1, 2, "columns are counted from 1");
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_columns(x, first - 1, n, &y);
     return finish(L, box, y, st, "bs.op.columns");
 }
@@ -395,7 +396,7 @@ static int l_row_scale(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *g = bsl_checktensor(L, 2), *y = NULL;
     int64_t column = bsl_checkcount(L, 3);
     luaL_argcheck(L, column >= 1, 3, "columns are counted from 1");
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_row_scale(x, g, column - 1, &y);
     return finish(L, box, y, st, "bs.op.row_scale");
 }
@@ -403,7 +404,7 @@ static int l_row_scale(lua_State *L)
 static int l_labelled(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_labelled(x, &y);
     return finish(L, box, y, st, "bs.op.labelled");
 }
@@ -413,7 +414,7 @@ static int l_view(lua_State *L)
     int64_t dim[BS_MAX_DIMS] = {0};
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     int ndim = bsl_checkdims(L, 2, dim);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_view(x, ndim, dim, &y);
     return finish(L, box, y, st, "bs.op.view");
 }
@@ -430,7 +431,7 @@ static int l_from_array(lua_State *L)
 {
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
     const bs_array *a = bsl_check(L, 2, &bsl_array_type);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *y = NULL;
     bs_status st = bs_tensor_from(e, a, &y);
     return finish(L, box, y, st, "bs.op.from_array");

@@ -98,7 +98,8 @@ describe("tokenizer", function()
     local t, message, code = bs.tokenizer.open "/nowhere"
     assert.same({nil, "io"}, {t, code})
     assert.equal("io", bs.code(message))
-    t, _, code = bs.tokenizer.open(folder {["tokenizer.json"] = "{"})
+    t, message, code = bs.tokenizer.open(folder {["tokenizer.json"] = "{"})
+    assert.equal("format", bs.code(message))
     assert.same({nil, "format"}, {t, code})
   end)
 
