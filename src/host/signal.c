@@ -14,11 +14,13 @@
 #include "bs.h"
 
 #include <lauxlib.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
-static lua_State *main_state; /* set before the handler is installed */
+static lua_State *main_state; /* both are set before the handler is installed */
+static pthread_t main_thread;
 static volatile sig_atomic_t noted, held, acted;
 
 static void interrupt(lua_State *L, lua_Debug *ar)
@@ -39,6 +41,11 @@ static void install(int sig, void (*handler)(int))
 
 static void on_signal(int sig)
 {
+    /* Threads of other libraries (a BLAS) do not block signals as ours do. */
+    if (!pthread_equal(pthread_self(), main_thread)) {
+        pthread_kill(main_thread, sig);
+        return;
+    }
     bool first = noted == 0;
     noted = sig;
     if (held && first)
@@ -72,6 +79,7 @@ int host_call(lua_State *L, int n_args, int n_results)
     lua_pushcfunction(L, traceback);
     lua_insert(L, base);
     main_state = L;
+    main_thread = pthread_self();
     install(SIGINT, on_signal);
     int status = lua_pcall(L, n_args, n_results, base);
     install(SIGINT, SIG_DFL);
