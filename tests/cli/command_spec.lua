@@ -164,8 +164,11 @@ describe("log lines", function()
                                 program = {{block = 0}}, cyclic = true}
       local lines, files = {}, {}
       bs.log_to(function(line) lines[#lines + 1] = line end)
-      repeat files[#files + 1] = io.open "/dev/null" until #files > 0 and not io.open "/dev/null"
-      local ok, message = pcall(bs.stream.open, {engine = engine, plan = plan})
+      repeat
+        local file = io.open "/dev/null"
+        files[#files + 1] = file
+      until not file
+      local ok = pcall(bs.stream.open, {engine = engine, plan = plan})
       print(ok, #lines, lines[1])
       bs.log_to(error)
       pcall(bs.stream.open, {engine = engine, plan = plan})
