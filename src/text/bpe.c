@@ -143,7 +143,7 @@ static bs_status find_joints(bsi_bpe *b, const bsi_vocab *v)
     if (!b->joint)
         return BS_NOMEM;
     for (size_t i = 0; i < b->n_merges; i++) {
-        size_t n, m;
+        size_t n = 0, m = 0;
         unsigned len;
         const char *left = bsi_vocab_piece(v, b->merge[i].left, &n);
         const char *right = bsi_vocab_piece(v, b->merge[i].right, &m);
@@ -194,7 +194,7 @@ static void add_symbol(bsi_bpe_work *w, uint32_t id, size_t first, size_t len)
 
 static uint32_t char_id(const bs_tok *t, const char *s, unsigned len)
 {
-    return len == 1 ? t->bpe.ascii_id[(unsigned char)*s] : bsi_vocab_id(&t->vocab, s, len);
+    return len == 1 ? t->bpe.ascii_id[(unsigned char)*s] : bsi_vocab_model_id(&t->vocab, s, len);
 }
 
 /* One symbol per character or byte. What has no piece becomes its bytes <0xHH> when all of them exist,
@@ -383,7 +383,7 @@ static bs_status whole_word(const bs_tok *t, bsi_bpe_work *w, const char *s, siz
         s = w->mapped.p;
         n = w->mapped.n;
     }
-    *id = bsi_vocab_id(&t->vocab, s, n);
+    *id = bsi_vocab_model_id(&t->vocab, s, n);
     return BS_OK;
 }
 

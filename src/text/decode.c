@@ -389,7 +389,7 @@ static bs_status read_strip(bsi_decoders *out, const cJSON *o)
     static const char *const keys[] = {"type", "content", "start", "stop", NULL};
     const char *text = "";
     unsigned len;
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     BSI_TRY(bsi_json_only(o, "decoder Strip", keys));
     BSI_TRY(bsi_json_text(o, "decoder Strip", "content", &text));
     if (!*text || (bsi_utf8_get(text, &len), strlen(text) != len))
@@ -403,7 +403,7 @@ static bs_status read_replace(bsi_decoders *out, const cJSON *o)
 {
     static const char *const keys[] = {"type", "pattern", "content", NULL};
     const char *text = NULL;
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     BSI_TRY(bsi_json_only(o, "decoder Replace", keys));
     BSI_TRY(bsi_json_text(o, "decoder Replace", "content", &text));
     if (!text)
@@ -417,7 +417,7 @@ static bs_status read_metaspace(bsi_decoders *out, const cJSON *o)
     const char *text;
     bsi_prepend prepend;
     bool split;
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     BSI_TRY(bsi_metaspace_read(o, "decoder Metaspace", &text, &prepend, &split));
     BSI_TRY(add(out, BSI_DECODE_METASPACE, text, &op));
     op->prepend = prepend;
@@ -445,7 +445,7 @@ bs_status bsi_decoders_read(bsi_decoders *out, const cJSON *o)
     static const char *const byte_level_keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                                   NULL};
     static const char *const plain_keys[] = {"type", NULL};
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     if (!o || cJSON_IsNull(o))
         return add(out, BSI_DECODE_SPACED, "", &op);
     const char *type = bsi_json_type(o);

@@ -90,7 +90,7 @@ static bs_status escape(bsi_json *j, bsi_buf *out)
     }
     if (j->p >= j->end || *j->p != 'u')
         return bsi_json_fail(j, "an escape of JSON");
-    uint32_t c, low;
+    uint32_t c = 0, low = 0;
     j->p++;
     BSI_TRY(hex4(j, &c));
     if (c >= 0xD800 && c < 0xDC00 && j->end - j->p > 2 && j->p[0] == '\\' && j->p[1] == 'u') {

@@ -261,7 +261,7 @@ static bs_status add(bsi_norms *out, bsi_norm_kind kind, const char *text, bsi_n
 static bs_status read_unicode(bsi_norms *out, const cJSON *o, const char *type)
 {
     static const char *const keys[] = {"type", NULL};
-    bsi_norm *op;
+    bsi_norm *op = NULL;
     BSI_TRY(bsi_json_only(o, "normalizer", keys));
     if (!BS_HAVE_UTF8PROC)
         return bsi_fail(BS_UNSUPPORTED, "normalizer '%s' needs utf8proc, which this build lacks (install "
@@ -280,7 +280,7 @@ static bs_status read_text(bsi_norms *out, const cJSON *o, bool is_replace)
     static const char *const prepend_keys[] = {"type", "prepend", NULL};
     const char *where = is_replace ? "normalizer Replace" : "normalizer Prepend";
     const char *key = is_replace ? "content" : "prepend", *text = NULL;
-    bsi_norm *op;
+    bsi_norm *op = NULL;
     BSI_TRY(bsi_json_only(o, where, is_replace ? replace_keys : prepend_keys));
     BSI_TRY(bsi_json_text(o, where, key, &text));
     if (!text)

@@ -180,7 +180,7 @@ static bs_status add(bsi_pretoks *out, bsi_pretok_kind kind, bsi_pretok **op)
 
 static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *text, bsi_prepend prepend)
 {
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(add(out, kind, &op));
     op->prepend = prepend;
     op->n = strlen(text);
@@ -191,7 +191,7 @@ static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *
 static bs_status add_regex(bsi_pretoks *out, const char *where, const char *regex, bsi_behavior behavior,
                            bool invert)
 {
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(add(out, BSI_PRETOK_SPLIT, &op));
     op->behavior = behavior;
     op->invert = invert;
@@ -216,8 +216,8 @@ static bs_status read_split(bsi_pretoks *out, const cJSON *o)
 {
     static const char *const keys[] = {"type", "pattern", "behavior", "invert", NULL};
     static const char where[] = "pre_tokenizer Split";
-    bsi_behavior behavior;
-    bsi_pretok *op;
+    bsi_behavior behavior = BSI_ISOLATED;
+    bsi_pretok *op = NULL;
     bool invert = false;
     BSI_TRY(bsi_json_only(o, where, keys));
     BSI_TRY(read_behavior(o, where, &behavior));
@@ -252,7 +252,7 @@ static bs_status read_cutter(bsi_pretoks *out, const cJSON *o, const char *type)
     static const char *const punctuation[] = {"type", "behavior", NULL};
     static const char *const plain[] = {"type", NULL};
     bool each = false;
-    bsi_behavior behavior;
+    bsi_behavior behavior = BSI_ISOLATED;
     switch (type[0]) {
     case 'D':
         BSI_TRY(bsi_json_only(o, "pre_tokenizer Digits", digits));
@@ -260,7 +260,6 @@ static bs_status read_cutter(bsi_pretoks *out, const cJSON *o, const char *type)
         return add_regex(out, "pre_tokenizer Digits", each ? "\\p{N}" : "\\p{N}+", BSI_ISOLATED, false);
     case 'P':
         BSI_TRY(bsi_json_only(o, "pre_tokenizer Punctuation", punctuation));
-        behavior = BSI_ISOLATED;
         if (cJSON_HasObjectItem(o, "behavior"))
             BSI_TRY(read_behavior(o, "pre_tokenizer Punctuation", &behavior));
         return add_regex(out, "pre_tokenizer Punctuation", "[!-/:-@\\[-`{-~\\p{P}]", behavior, false);
@@ -303,7 +302,7 @@ static bs_status read_metaspace(bsi_pretoks *out, const cJSON *o)
     const char *text;
     bsi_prepend prepend;
     bool split;
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(bsi_metaspace_read(o, "pre_tokenizer Metaspace", &text, &prepend, &split));
     BSI_TRY(add_spaces(out, BSI_PRETOK_METASPACE, text, prepend));
     out->needs_spans |= prepend == BSI_PREPEND_FIRST;
