@@ -421,7 +421,8 @@ BS_API BS_NODISCARD bs_status bs_params_add(bs_params *p, const char *name, int6
 /* A base weight: gradient accumulator only; its value is the block's tensor. */
 BS_API BS_NODISCARD bs_status bs_params_add_base(bs_params *p, const char *name, int64_t rows,
                                                  int64_t cols, int *out);
-/* Makes a base parameter updatable: home is its f32 bytes in a gpu home (before seal: moments). */
+/* Makes a base parameter updatable: home is its f32 bytes in a gpu home. Before seal, because of the
+   moments; a home that is not known by then has mem NULL and is named by a second call after seal. */
 BS_API BS_NODISCARD bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home);
 /* Fixed device bytes that these parameters take (the plan asks before it opens an engine). */
 BS_API uint64_t bs_params_device_bytes(const bs_params *p);
@@ -432,6 +433,9 @@ BS_API const char *bs_params_name(const bs_params *p, int id);
 BS_API BS_NODISCARD bs_status bs_params_set(bs_params *p, int id, const bs_array *value); /* f32 master */
 BS_API BS_NODISCARD bs_status bs_params_get(bs_params *p, int id, bs_array **out);
 BS_API BS_NODISCARD bs_status bs_params_grad(bs_params *p, int id, bs_array **out);
+/* AdamW moments for checkpoints; which: 1 = first, 2 = second. BS_STATE for a parameter without them. */
+BS_API BS_NODISCARD bs_status bs_params_moment(bs_params *p, int id, int which, bs_array **out);
+BS_API BS_NODISCARD bs_status bs_params_set_moment(bs_params *p, int id, int which, const bs_array *value);
 /* Kaiming-uniform with a = sqrt 5 (uniform in +-1/sqrt cols) by Philox(seed, name). */
 BS_API BS_NODISCARD bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed);
 BS_API BS_NODISCARD bs_status bs_params_zero_grad(bs_params *p);

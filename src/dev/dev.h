@@ -71,6 +71,7 @@ typedef struct bsi_kcall { /* one kernel launch; layouts of arg, n and f are per
     bsi_arg arg[BSK_MAX_ARGS];
     int64_t n[BSK_MAX_DIMS];
     double f[BSK_MAX_SCALARS];
+    bs_dtype dtype, out; /* of the operands that bsk.h marks `a` and `o` */
     const char *label; /* static or living until the device has been synchronised; for messages */
 } bsi_kcall;
 

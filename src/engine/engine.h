@@ -18,13 +18,11 @@ struct bs_engine {
     uint64_t launches;
     bool sealed;
 
-    /* Expand region: f32 copies of the visit's tensors that are not stored as f32. `expanded` holds one
-       flag per 256-byte-aligned expand offset in use, valid for expand_generation only. */
-    bsi_addr expand;
+    bsi_addr expand; /* region for f32 copies of the visit's tensors that are not stored as f32 */
     size_t expand_bytes;
-    uint64_t expand_generation;
 
-    void *scope; /* of the tensor layer */
+    void *tensors; /* state of the tensor layer (open scope, handle pool), freed by tensors_free */
+    void (*tensors_free)(void *state);
     /* Streams register here; every blocking wait and every launch advances them. */
     void (*pump)(void *ud);
     void *pump_ud;

@@ -69,7 +69,8 @@ bs_status bsi_aio_submit(bsi_aio *a, bsi_read *r);
    and EINTR/EAGAIN repeated inside. */
 bsi_read *bsi_aio_reap(bsi_aio *a, unsigned wait_us);
 int bsi_aio_in_flight(const bsi_aio *a); /* submitted, not yet reaped */
-/* Optional: register the memory that reads go into (io_uring fixed buffers); failure is not an error. */
+/* Optional: register the memory that reads go into (io_uring fixed buffers); failure is not an error.
+   Before that memory is given back while the engine stays open: bytes 0 forgets the region at base. */
 void bsi_aio_register(bsi_aio *a, void *base, size_t bytes);
 /* Process-wide test switch used by bsi_file_open. */
 void bsi_file_refuse_direct(bool on);
@@ -78,9 +79,9 @@ void bsi_file_refuse_direct(bool on);
 
 typedef struct bsi_extent {  /* one aligned piece of a file that holds tensors of a block */
     int file;
-    uint64_t offset, length; /* aligned to 4096 or the file's alignment, whichever is larger; the last may
+    uint64_t offset, length; /* aligned to the file's alignment when it is direct, else to 4096; the last may
                                 pass the end of the file by less than that */
-    uint64_t raw_offset;     /* in a host slot */
+    uint64_t raw_offset;     /* in a host slot; a multiple of 4096 and of the file's alignment */
 } bsi_extent;
 
 const bsi_file *bsi_manifest_file(const bs_manifest *m, int file);

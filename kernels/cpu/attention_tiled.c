@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** attention_tiled.c: attention by blocks of GEMMs, equal to attention.c up to rounding. Forward: a
+** unit of work is a head and a tile of QUERIES queries; it walks its visible keys in blocks of KEYS
+** with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al. 2022), o itself holding the
+** unfinished sums. Backward: a unit is a row of the batch and a key/value head, so dq, dk and dv of
+** a unit belong to it alone and are added in one order. Units are dealt to SLOTS tasks; task i owns
+** slice i of the scratch. Neither the number of threads nor the dealing of units changes bits. lse
+** is [T,H].
+*/
+#include "cpu.h"
+
+enum { QUERIES = 64, KEYS = 256, SLOTS = 16 };
+
+struct attention {
+    const bsk_attention_dims *d;
+    const float *q, *k, *v, *o_in, *lse_in, *grad_o;
+    const int32_t *cu;
+    float *o, *lse, *dq, *dk, *dv;
+    float *scratch; /* SLOTS slices of `slice` floats */
+    int64_t slice;
+};
+
+/* Floats of one score tile. */
+static int64_t tile_floats(int64_t capacity)
+{
+    return BSI_MIN(capacity, QUERIES) * BSI_MIN(capacity, KEYS);
+}
+
+size_t bsk_attention_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D)
+{
+    (void)H, (void)K, (void)D;
+    return (size_t)SLOTS * (size_t)tile_floats(capacity) * sizeof(float);
+}
+
+size_t bsk_attention_bwd_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D)
+{
+    return 2 * bsk_attention_scratch(capacity, H, K, D);
+}
+
+/* Keys [*from, *to) of key block [kb, ke) that query i sees. */
+static void visible(const bsk_attention_dims *d, int64_t i, int64_t kb, int64_t ke, int64_t *from,
+                    int64_t *to)
+{
+    int64_t low = d->window > 0 ? i - d->window + 1 : 0;
+    *from = BSI_MIN(BSI_MAX(kb, low), ke);
+    *to = BSI_MAX(BSI_MIN(ke, i + 1), *from);
+}
+
+/* Scores to e^(score - m) over one block of keys; m, sum: running values per query; shrink: the factor
+   that the sums so far take. */
+BSK_WIDE static void softmax_block(const bsk_attention_dims *d, float *s, int64_t ld, int64_t q0,
+                                   int64_t qn, int64_t kb, int64_t ke, float *m, double *sum,
+                                   float *shrink)
+{
+    for (int64_t r = 0; r < qn; r++) {
+        float *row = s + r * ld, cap = d->softcap;
+        int64_t from, to;
+        visible(d, q0 + r, kb, ke, &from, &to);
+        from -= kb, to -= kb;
+        if (cap > 0.0f)
+            for (int64_t j = from; j < to; j++)
+                row[j] = cap * bsk_tanh(row[j] / cap);
+        float max = bsk_max(row + from, to - from, m[r]);
+        shrink[r] = m[r] == -INFINITY ? 0.0f : bsk_exp_neg(m[r] - max);
+        sum[r] *= (double)shrink[r];
+        if (from < to)
+            sum[r] += bsk_exp_sum(row + from, to - from, max);
+        m[r] = max;
+        memset(row, 0, (size_t)from * sizeof *row);
+        memset(row + to, 0, (size_t)(ke - kb - to) * sizeof *row);
+    }
+}
+
+/* o rows times factor; the first block writes o, so that nothing is read before. */
+BSK_WIDE static void scale_rows(float *o, int64_t ld, int64_t n, int64_t D, const float *factor)
+{
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t c = 0; c < D; c++)
+            o[r * ld + c] *= factor[r];
+}
+
+/* Queries [q0, q0+qn) of head h, in a row whose first token is `start`. */
+static void forward_unit(const struct attention *a, float *s, int64_t start, int64_t q0, int64_t qn,
+                         int64_t h)
+{
+    const bsk_attention_dims *d = a->d;
+    int64_t D = d->D, H = d->H, K = d->K, kv = h / (H / K), ldq = H * D, ldk = K * D;
+    float m[QUERIES], factor[QUERIES], *o = a->o + q0 * ldq + h * D;
+    double sum[QUERIES] = {0};
+    for (int r = 0; r < QUERIES; r++)
+        m[r] = -INFINITY;
+    int64_t first = d->window > 0 ? BSI_MAX(start, q0 - d->window + 1) : start;
+    for (int64_t kb = first; kb < q0 + qn; kb += KEYS) {
+        int64_t ke = BSI_MIN(kb + KEYS, q0 + qn), n = ke - kb;
+        bsk_gemm_one(false, true, qn, n, D, d->scale, a->q + q0 * ldq + h * D, ldq,
+                     a->k + kb * ldk + kv * D, ldk, 0.0f, s, n);
+        softmax_block(d, s, n, q0, qn, kb, ke, m, sum, factor);
+        if (kb > first)
+            scale_rows(o, ldq, qn, D, factor);
+        bsk_gemm_one(false, false, qn, D, n, 1.0f, s, n, a->v + kb * ldk + kv * D, ldk,
+                     kb > first ? 1.0f : 0.0f, o, ldq);
+    }
+    for (int64_t r = 0; r < qn; r++) {
+        factor[r] = (float)(1.0 / sum[r]);
+        a->lse[(q0 + r) * H + h] = (float)((double)m[r] + log(sum[r]));
+    }
+    scale_rows(o, ldq, qn, D, factor);
+}
+
+static void forward_task(void *arg, int64_t slot)
+{
+    const struct attention *a = arg;
+    float *s = a->scratch + slot * a->slice;
+    int64_t unit = 0;
+    for (int64_t r = 0; r < a->d->n_rows; r++)
+        for (int64_t q0 = a->cu[r]; q0 < a->cu[r + 1]; q0 += QUERIES)
+            for (int64_t h = 0; h < a->d->H; h++)
+                if (unit++ % SLOTS == slot)
+                    forward_unit(a, s, a->cu[r], q0, BSI_MIN(QUERIES, a->cu[r + 1] - q0), h);
+}
+
+void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
+                       const float *v, const int32_t *cu, float *o, float *lse, void *scratch)
+{
+    struct attention a = {.d = d,
+                          .q = q,
+                          .k = k,
+                          .v = v,
+                          .cu = cu,
+                          .o = o,
+                          .lse = lse,
+                          .scratch = scratch,
+                          .slice = tile_floats(d->capacity)};
+    if (d->T > 0)
+        par->run(par, SLOTS, forward_task, &a);
+}
+
+/* From scores s and dp = dO v^T: s becomes P, dp becomes dS / scale (zero where a key is not seen). */
+BSK_WIDE static void grad_block(const bsk_attention_dims *d, float *s, float *dp, int64_t q0,
+                                int64_t qn, int64_t kb, int64_t ke, const float *lse,
+                                const float *delta)
+{
+    int64_t n = ke - kb;
+    float cap = d->softcap;
+    for (int64_t r = 0; r < qn; r++) {
+        float *p = s + r * n, *ds = dp + r * n;
+        int64_t from, to;
+        visible(d, q0 + r, kb, ke, &from, &to);
+        from -= kb, to -= kb;
+        float l = lse[r], dr = delta[r];
+        if (cap > 0.0f)
+            for (int64_t j = from; j < to; j++) {
+                float t = bsk_tanh(p[j] / cap);
+                p[j] = bsk_exp_neg(cap * t - l);
+                ds[j] = p[j] * (ds[j] - dr) * (1.0f - t * t);
+            }
+        else
+            for (int64_t j = from; j < to; j++) {
+                p[j] = bsk_exp_neg(p[j] - l);
+                ds[j] = p[j] * (ds[j] - dr);
+            }
+        memset(p, 0, (size_t)from * sizeof *p);
+        memset(ds, 0, (size_t)from * sizeof *ds);
+        memset(p + to, 0, (size_t)(n - to) * sizeof *p);
+        memset(ds + to, 0, (size_t)(n - to) * sizeof *ds);
+    }
+}
+
+/* Head h, queries [q0, q0+qn) against keys [kb, ke): adds to dq, dk, dv. */
+static void backward_tile(const struct attention *a, float *s, float *dp, int64_t h, int64_t q0,
+                          int64_t qn, int64_t kb, int64_t ke)
+{
+    const bsk_attention_dims *d = a->d;
+    int64_t D = d->D, H = d->H, ldq = H * D, ldk = d->K * D, n = ke - kb;
+    int64_t qat = q0 * ldq + h * D, kat = kb * ldk + h / (H / d->K) * D;
+    float lse[QUERIES], delta[QUERIES];
+    for (int64_t r = 0; r < qn; r++) {
+        lse[r] = a->lse_in[(q0 + r) * H + h];
+        delta[r] = (float)bsk_dot(a->grad_o + qat + r * ldq, a->o_in + qat + r * ldq, D);
+    }
+    bsk_gemm_one(false, true, qn, n, D, d->scale, a->q + qat, ldq, a->k + kat, ldk, 0.0f, s, n);
+    bsk_gemm_one(false, true, qn, n, D, 1.0f, a->grad_o + qat, ldq, a->v + kat, ldk, 0.0f, dp, n);
+    grad_block(d, s, dp, q0, qn, kb, ke, lse, delta);
+    bsk_gemm_one(true, false, n, D, qn, 1.0f, s, n, a->grad_o + qat, ldq, 1.0f, a->dv + kat, ldk);
+    bsk_gemm_one(true, false, n, D, qn, d->scale, dp, n, a->q + qat, ldq, 1.0f, a->dk + kat, ldk);
+    bsk_gemm_one(false, false, qn, D, n, d->scale, dp, n, a->k + kat, ldk, 1.0f, a->dq + qat, ldq);
+}
+
+static void zero_columns(float *x, int64_t ld, int64_t n, int64_t width)
+{
+    for (int64_t r = 0; r < n; r++)
+        memset(x + r * ld, 0, (size_t)width * sizeof *x);
+}
+
+/* One row of the batch, tokens [start, end), and one key/value head with the query heads that read it.
+ */
+static void backward_unit(const struct attention *a, float *s, int64_t start, int64_t end, int64_t kv)
+{
+    const bsk_attention_dims *d = a->d;
+    int64_t D = d->D, group = d->H / d->K, ldq = d->H * D, ldk = d->K * D;
+    zero_columns(a->dq + start * ldq + kv * group * D, ldq, end - start, group * D);
+    zero_columns(a->dk + start * ldk + kv * D, ldk, end - start, D);
+    zero_columns(a->dv + start * ldk + kv * D, ldk, end - start, D);
+    for (int64_t kb = start; kb < end; kb += KEYS) {
+        int64_t ke = BSI_MIN(kb + KEYS, end);
+        /* The last query that sees key ke-1 is ke-1 + window-1. */
+        int64_t last = d->window > 0 ? BSI_MIN(end, ke + d->window - 1) : end;
+        for (int64_t h = kv * group; h < (kv + 1) * group; h++)
+            for (int64_t q0 = kb; q0 < last; q0 += QUERIES) {
+                int64_t qn = BSI_MIN(QUERIES, last - q0);
+                int64_t k0 = d->window > 0 ? BSI_MAX(kb, q0 - d->window + 1) : kb;
+                backward_tile(a, s, s + a->slice / 2, h, q0, qn, k0, BSI_MIN(ke, q0 + qn));
+            }
+    }
+}
+
+static void backward_task(void *arg, int64_t slot)
+{
+    const struct attention *a = arg;
+    float *s = a->scratch + slot * a->slice;
+    int64_t unit = 0;
+    for (int64_t r = 0; r < a->d->n_rows; r++)
+        for (int64_t kv = 0; kv < a->d->K; kv++)
+            if (unit++ % SLOTS == slot)
+                backward_unit(a, s, a->cu[r], a->cu[r + 1], kv);
+}
+
+void bsk_attention_bwd_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
+                           const float *v, const int32_t *cu, const float *o, const float *lse,
+                           const float *grad_o, float *dq, float *dk, float *dv, void *scratch)
+{
+    struct attention a = {.d = d,
+                          .q = q,
+                          .k = k,
+                          .v = v,
+                          .cu = cu,
+                          .o_in = o,
+                          .lse_in = lse,
+                          .grad_o = grad_o,
+                          .dq = dq,
+                          .dk = dk,
+                          .dv = dv,
+                          .scratch = scratch,
+                          .slice = 2 * tile_floats(d->capacity)};
+    if (d->T > 0)
+        par->run(par, SLOTS, backward_task, &a);
+}

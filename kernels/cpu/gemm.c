@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** gemm.c: C = alpha op(A) op(B) + beta C, row-major. With a BLAS, C is cut into a grid of tiles
+** that is a function of M, N, K only and every tile is one single-threaded BLAS call, so the bits
+** do not depend on the number of threads. Without one, plain blocked loops. beta 0 never reads C.
+*/
+#include "cpu.h"
+
+#if BS_HAVE_BLAS
+#include <cblas.h>
+#endif
+
+enum {
+    BLOCK = 64,     /* plain: C is done in tiles of BLOCK x BLOCK, K in steps of BLOCK */
+    SMALL = 1 << 18 /* multiplications that are not worth a second thread */
+};
+
+struct gemm {
+    bool ta, tb;
+    int64_t M, N, K;
+    float alpha, beta;
+    const float *A, *B; /* op(A) [M,K], op(B) [K,N] */
+    float *C;           /* [M,N] */
+    int64_t lda, ldb, ldc;
+    int64_t tile_m, tile_n; /* of the BLAS grid */
+};
+
+/* block[i][j] = x[i][j], or x[j][i] when t, for i < m and j < n; x has leading dimension ld. */
+static void pack(float (*block)[BLOCK], const float *x, int64_t ld, bool t, int m, int n)
+{
+    if (t)
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < m; i++)
+                block[i][j] = x[j * ld + i];
+    else
+        for (int i = 0; i < m; i++)
+            memcpy(block[i], x + i * ld, (size_t)n * sizeof *x);
+}
+
+typedef float lanes __attribute__((vector_size(32), may_alias));
+
+/* acc[i][j] += sum over k < kn of a[i][k] * b[k][j], k in order; in steps of 4 rows and 16 columns. */
+BSK_WIDE static void multiply(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)[BLOCK], int m, int n,
+                              int kn)
+{
+    for (int i = 0; i < m; i += 4)
+        for (int j = 0; j < n; j += 16) {
+            lanes sum[4][2];
+            for (int r = 0; r < 4; r++)
+                for (int l = 0; l < 2; l++)
+                    sum[r][l] = *(const lanes *)&acc[i + r][j + 8 * l];
+            for (int k = 0; k < kn; k++) {
+                const lanes *row = (const lanes *)&b[k][j];
+                for (int r = 0; r < 4; r++)
+                    for (int l = 0; l < 2; l++)
+                        sum[r][l] += a[i + r][k] * row[l];
+            }
+            for (int r = 0; r < 4; r++)
+                for (int l = 0; l < 2; l++)
+                    *(lanes *)&acc[i + r][j + 8 * l] = sum[r][l];
+        }
+}
+
+/* C's rows [i0, i0+m), columns [j0, j0+n); m, n <= BLOCK. What multiply does past m and n stays in acc.
+ */
+static void plain_tile(const struct gemm *g, int64_t i0, int64_t j0, int m, int n)
+{
+    _Alignas(32) float acc[BLOCK][BLOCK] = {{0}}, a[BLOCK][BLOCK] = {{0}}, b[BLOCK][BLOCK] = {{0}};
+    for (int64_t k0 = 0; k0 < g->K; k0 += BLOCK) {
+        int kn = (int)BSI_MIN(BLOCK, g->K - k0);
+        pack(a, g->A + (g->ta ? k0 * g->lda + i0 : i0 * g->lda + k0), g->lda, g->ta, m, kn);
+        pack(b, g->B + (g->tb ? j0 * g->ldb + k0 : k0 * g->ldb + j0), g->ldb, g->tb, kn, n);
+        multiply(acc, a, b, m, n, kn);
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            float *c = g->C + (i0 + i) * g->ldc + j0 + j;
+            *c = g->beta == 0.0f ? g->alpha * acc[i][j] : g->alpha * acc[i][j] + g->beta * *c;
+        }
+}
+
+static void plain_task(void *arg, int64_t task)
+{
+    const struct gemm *g = arg;
+    int64_t across = (g->N + BLOCK - 1) / BLOCK;
+    int64_t i = task / across * BLOCK, j = task % across * BLOCK;
+    plain_tile(g, i, j, (int)BSI_MIN(BLOCK, g->M - i), (int)BSI_MIN(BLOCK, g->N - j));
+}
+
+void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha,
+                        const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                        int64_t ldc)
+{
+    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, 0, 0};
+    if (M <= 0 || N <= 0)
+        return;
+    int64_t tasks = ((M + BLOCK - 1) / BLOCK) * ((N + BLOCK - 1) / BLOCK);
+    if (M * N * K <= SMALL)
+        par = &bsk_par_serial;
+    par->run(par, tasks, plain_task, &g);
+}
+
+#if BS_HAVE_BLAS
+
+void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
+                  int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc)
+{
+    if (M <= 0 || N <= 0)
+        return;
+    if (K <= 0) { /* BLAS wants leading dimensions of at least 1 even then */
+        bsk_gemm_plain_f32(&bsk_par_serial, ta, tb, M, N, 0, alpha, A, lda, B, ldb, beta, C, ldc);
+        return;
+    }
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)M,
+                (int)N, (int)K, alpha, A, (int)lda, B, (int)ldb, beta, C, (int)ldc);
+}
+
+/* n cut into the fewest tiles of at most `most`, all about equal, in whole units of 16. */
+static int64_t tile_size(int64_t n, int64_t most)
+{
+    int64_t tiles = (n + most - 1) / most;
+    return ((n + tiles - 1) / tiles + 15) / 16 * 16;
+}
+
+static void blas_task(void *arg, int64_t task)
+{
+    const struct gemm *g = arg;
+    int64_t across = (g->N + g->tile_n - 1) / g->tile_n;
+    int64_t i = task / across * g->tile_m, j = task % across * g->tile_n;
+    bsk_gemm_one(g->ta, g->tb, BSI_MIN(g->tile_m, g->M - i), BSI_MIN(g->tile_n, g->N - j), g->K,
+                 g->alpha, g->A + (g->ta ? i : i * g->lda), g->lda, g->B + (g->tb ? j * g->ldb : j),
+                 g->ldb, g->beta, g->C + i * g->ldc + j, g->ldc);
+}
+
+void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha,
+                  const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                  int64_t ldc)
+{
+    struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, M, N};
+    if (M <= 0 || N <= 0)
+        return;
+    if (M * N * K > SMALL) { /* few rows: wide tiles, since a tile packs its part of A and of B */
+        g.tile_m = tile_size(M, 256);
+        g.tile_n = tile_size(N, M <= 16 ? 512 : 256);
+    }
+    par->run(par, ((M + g.tile_m - 1) / g.tile_m) * ((N + g.tile_n - 1) / g.tile_n), blas_task, &g);
+}
+
+void bsk_cpu_init(void)
+{
+    openblas_set_num_threads(1);
+}
+
+const char *bsk_cpu_gemm_name(void)
+{
+    return "openblas";
+}
+
+#else
+
+void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
+                  int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc)
+{
+    bsk_gemm_plain_f32(&bsk_par_serial, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+}
+
+void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha,
+                  const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                  int64_t ldc)
+{
+    bsk_gemm_plain_f32(par, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+}
+
+void bsk_cpu_init(void) {}
+
+const char *bsk_cpu_gemm_name(void)
+{
+    return "plain";
+}
+
+#endif

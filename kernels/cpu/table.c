@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** table.c: the CPU device's kernel table. Each entry unpacks a bsk_call in the order that bsk.h
+** gives and calls the typed kernel. Called from the thread of a CPU queue; no checks here: the op
+** layer has checked shapes, and a wrong launch is our own bug.
+*/
+#include "cpu.h"
+#include "kernels.h"
+
+#define P(i) (c->p[i])
+#define N(i) (c->n[i])
+#define F(i) ((float)c->f[i])
+
+static void run_serial(bsk_par *self, int64_t n, void (*fn)(void *arg, int64_t i), void *arg)
+{
+    (void)self;
+    for (int64_t i = 0; i < n; i++)
+        fn(arg, i);
+}
+
+bsk_par bsk_par_serial = {run_serial, NULL};
+
+struct chunked {
+    bsk_body *body;
+    const void *arg;
+    int64_t n, grain;
+};
+
+static void run_chunk(void *arg, int64_t i)
+{
+    const struct chunked *c = arg;
+    c->body(c->arg, i * c->grain, BSI_MIN((i + 1) * c->grain, c->n));
+}
+
+void bsk_chunks(bsk_par *par, int64_t n, int64_t cost, bsk_body *body, const void *arg)
+{
+    struct chunked c = {body, arg, n, BSI_MAX(32768 / BSI_MAX(cost, 1), 1)};
+    if (n <= 0)
+        return;
+    if (n <= c.grain)
+        body(arg, 0, n);
+    else
+        par->run(par, (n + c.grain - 1) / c.grain, run_chunk, &c);
+}
+
+static void gemm(const bsk_call *c)
+{
+    bsk_gemm_f32(c->par, N(0) != 0, N(1) != 0, N(2), N(3), N(4), F(0), P(0), N(5), P(1), N(6), F(1),
+                 P(2), N(7));
+}
+
+static void expand(const bsk_call *c)
+{
+    bsk_expand_f32(c->par, (int)N(0), P(0), P(1), N(1), F(0));
+}
+
+static void bias(const bsk_call *c)
+{
+    bsk_bias_f32(c->par, P(0), P(1), N(0), N(1));
+}
+
+static void colsum(const bsk_call *c)
+{
+    bsk_colsum_f32(c->par, P(0), P(1), N(0), N(1));
+}
+
+static void rmsnorm(const bsk_call *c)
+{
+    bsk_rmsnorm_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(2) != 0, F(0));
+}
+
+static void rmsnorm_bwd(const bsk_call *c)
+{
+    bsk_rmsnorm_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), N(0), N(1), N(2) != 0, N(3) != 0);
+}
+
+static void rope(const bsk_call *c)
+{
+    bsk_rope_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(2), N(3), (int)N(4), N(5) != 0, F(0));
+}
+
+static bsk_attention_dims attention_dims(const bsk_call *c)
+{
+    return (bsk_attention_dims){.T = N(0),
+                                .H = N(1),
+                                .K = N(2),
+                                .D = N(3),
+                                .n_rows = N(4),
+                                .window = N(5),
+                                .capacity = N(6),
+                                .scale = F(0),
+                                .softcap = F(1)};
+}
+
+static void attention(const bsk_call *c)
+{
+    bsk_attention_dims d = attention_dims(c);
+    bsk_attention_f32(c->par, &d, P(0), P(1), P(2), P(3), P(4), P(5), P(6));
+}
+
+static void attention_bwd(const bsk_call *c)
+{
+    bsk_attention_dims d = attention_dims(c);
+    bsk_attention_bwd_f32(c->par, &d, P(0), P(1), P(2), P(3), P(4), P(5), P(6), P(7), P(8), P(9),
+                          P(10));
+}
+
+static void glu(const bsk_call *c)
+{
+    bsk_glu_f32(c->par, P(0), P(1), P(2), N(0), (int)N(1));
+}
+
+static void glu_bwd(const bsk_call *c)
+{
+    bsk_glu_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), (int)N(1));
+}
+
+static void act(const bsk_call *c)
+{
+    bsk_activation_f32(c->par, P(0), P(1), N(0), (int)N(1));
+}
+
+static void act_bwd(const bsk_call *c)
+{
+    bsk_activation_bwd_f32(c->par, P(0), P(1), P(2), N(0), (int)N(1));
+}
+
+static void add(const bsk_call *c)
+{
+    bsk_add_f32(c->par, P(0), P(1), P(2), N(0));
+}
+
+static void mul(const bsk_call *c)
+{
+    bsk_mul_f32(c->par, P(0), P(1), P(2), N(0));
+}
+
+static void axpy(const bsk_call *c)
+{
+    bsk_axpy_f32(c->par, P(0), P(1), N(0), F(0));
+}
+
+static void scale(const bsk_call *c)
+{
+    bsk_scale_f32(c->par, P(0), P(1), N(0), F(0));
+}
+
+static void softmax(const bsk_call *c)
+{
+    bsk_softmax_f32(c->par, P(0), P(1), N(0), N(1));
+}
+
+static void softmax_bwd(const bsk_call *c)
+{
+    bsk_softmax_bwd_f32(c->par, P(0), P(1), P(2), N(0), N(1));
+}
+
+static void columns(const bsk_call *c)
+{
+    bsk_columns_f32(c->par, P(0), P(1), N(0), N(1), N(2), N(3));
+}
+
+static void columns_bwd(const bsk_call *c)
+{
+    bsk_columns_bwd_f32(c->par, P(0), P(1), N(0), N(1), N(2), N(3));
+}
+
+static void row_scale(const bsk_call *c)
+{
+    bsk_row_scale_f32(c->par, P(0), P(1), P(2), N(0), N(1), N(2), N(3));
+}
+
+static void row_scale_bwd(const bsk_call *c)
+{
+    bsk_row_scale_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), N(1), N(2), N(3));
+}
+
+static void gather_rows(const bsk_call *c)
+{
+    bsk_gather_rows_f32(c->par, P(0), P(1), P(2), N(0), N(1));
+}
+
+static void scatter_rows(const bsk_call *c)
+{
+    bsk_scatter_rows_f32(c->par, P(0), P(1), P(2), N(0), N(1), F(0));
+}
+
+static void dropout(const bsk_call *c)
+{
+    bsk_dropout_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), (uint32_t)N(2), (uint32_t)N(3),
+                    (uint32_t)N(4), F(0));
+}
+
+static void head_tile(const bsk_call *c)
+{
+    bsk_head_tile_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), N(0), N(1), N(2), N(3) ? F(0) : 0.0f);
+}
+
+static void head_pick(const bsk_call *c)
+{
+    bsk_head_pick_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(2), N(3), N(4) ? F(0) : 0.0f);
+}
+
+static void row_mul(const bsk_call *c)
+{
+    bsk_row_mul_f32(c->par, P(0), P(1), N(0), N(1));
+}
+
+static void head_finish(const bsk_call *c)
+{
+    bsk_head_finish_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), P(6), N(0), N(1), F(0));
+}
+
+static void head_dlogits(const bsk_call *c)
+{
+    bsk_head_dlogits_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), N(1), N(2), N(3) ? F(1) : 0.0f,
+                         F(0));
+}
+
+static void softcap(const bsk_call *c)
+{
+    bsk_softcap_f32(c->par, P(0), N(0), F(0));
+}
+
+static void sum(const bsk_call *c)
+{
+    bsk_sum_f32(c->par, P(0), P(1), N(0));
+}
+
+static void sumsq(const bsk_call *c)
+{
+    bsk_sumsq_f32(c->par, P(0), P(1), N(0));
+}
+
+static void adamw(const bsk_call *c)
+{
+    bsk_adamw_f32(c->par, P(0), P(1), P(2), P(3), N(0), c->f);
+}
+
+const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
+    [BSK_GEMM] = {"gemm", gemm},
+    [BSK_EXPAND] = {"expand", expand},
+    [BSK_BIAS] = {"bias", bias},
+    [BSK_COLSUM] = {"colsum", colsum},
+    [BSK_RMSNORM] = {"rmsnorm", rmsnorm},
+    [BSK_RMSNORM_BWD] = {"rmsnorm_bwd", rmsnorm_bwd},
+    [BSK_ROPE] = {"rope", rope},
+    [BSK_ATTENTION] = {"attention", attention},
+    [BSK_ATTENTION_BWD] = {"attention_bwd", attention_bwd},
+    [BSK_GLU] = {"glu", glu},
+    [BSK_GLU_BWD] = {"glu_bwd", glu_bwd},
+    [BSK_ACT] = {"act", act},
+    [BSK_ACT_BWD] = {"act_bwd", act_bwd},
+    [BSK_ADD] = {"add", add},
+    [BSK_MUL] = {"mul", mul},
+    [BSK_AXPY] = {"axpy", axpy},
+    [BSK_SCALE] = {"scale", scale},
+    [BSK_SOFTMAX] = {"softmax", softmax},
+    [BSK_SOFTMAX_BWD] = {"softmax_bwd", softmax_bwd},
+    [BSK_COLUMNS] = {"columns", columns},
+    [BSK_COLUMNS_BWD] = {"columns_bwd", columns_bwd},
+    [BSK_ROW_SCALE] = {"row_scale", row_scale},
+    [BSK_ROW_SCALE_BWD] = {"row_scale_bwd", row_scale_bwd},
+    [BSK_GATHER_ROWS] = {"gather_rows", gather_rows},
+    [BSK_SCATTER_ROWS] = {"scatter_rows", scatter_rows},
+    [BSK_DROPOUT] = {"dropout", dropout},
+    [BSK_HEAD_TILE] = {"head_tile", head_tile},
+    [BSK_HEAD_PICK] = {"head_pick", head_pick},
+    [BSK_ROW_MUL] = {"row_mul", row_mul},
+    [BSK_HEAD_FINISH] = {"head_finish", head_finish},
+    [BSK_HEAD_DLOGITS] = {"head_dlogits", head_dlogits},
+    [BSK_SOFTCAP] = {"softcap", softcap},
+    [BSK_SUM] = {"sum", sum},
+    [BSK_SUMSQ] = {"sumsq", sumsq},
+    [BSK_ADAMW] = {"adamw", adamw},
+};

@@ -1,0 +1,135 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- PEFT adapter folders: adapter_config.json and adapter_model.safetensors, read and written by PEFT's
+-- rules. When reading, the tensor keys alone decide what is wrapped; r and alpha come from the config.
+local bs = require "bs"
+local checkpoint = require "bs.checkpoint"
+local lora = require "bs.lora"
+local model = require "bs.model"
+
+local adapter = {}
+
+-- Options of PEFT that change the mathematics and that we do not have.
+local refused = {
+  use_dora = false, lora_bias = false, use_qalora = false, fan_in_fan_out = false, bias = "none",
+  layer_replication = bs.json.null, modules_to_save = bs.json.null,
+  trainable_token_indices = bs.json.null, alora_invocation_tokens = bs.json.null,
+}
+
+local function check_config(path, config)
+  if config.peft_type ~= nil and config.peft_type ~= "LORA" then
+    bs.fail(1, "%s: peft_type '%s'; only LORA adapters are supported", path, tostring(config.peft_type))
+  end
+  for key, plain in pairs(refused) do
+    local v = config[key]
+    if v ~= nil and v ~= bs.json.null and v ~= plain and not (type(v) == "table" and not next(v)) then
+      bs.fail(1, "%s: '%s' = %s is not supported", path, key, tostring(v))
+    end
+  end
+  for _, key in ipairs { "r", "lora_alpha" } do
+    if type(config[key]) ~= "number" then bs.fail(1, "%s: '%s' must be a number", path, key) end
+  end
+end
+
+local function pattern(v) return type(v) == "table" and v ~= bs.json.null and v or {} end
+
+--- Read a folder for a model. Returns the adapter list (as lora.select) and a table of arrays
+-- {full -> {a, b}} in f32, and the config.
+function adapter.load(m, dir)
+  local path = dir .. "/adapter_config.json"
+  local config = checkpoint.read_json(path)
+  check_config(path, config)
+  local file, message = bs.safetensors.open(dir .. "/adapter_model.safetensors")
+  if not file then bs.fail(1, "%s", message) end
+  local prefix, linears, found = m.family.peft_prefix, {}, {}
+  model.each_linear(m, function(l) linears[l.full] = l end)
+  for _, t in ipairs(file:tensors()) do
+    local full, ab = t.name:match("^(.*)%.lora_([AB])%.weight$")
+    local name = full and full:sub(1, #prefix) == prefix and full:sub(#prefix + 1)
+    if not name or not linears[name] then
+      bs.fail(1, "%s: tensor '%s' belongs to no linear of this model; is the adapter of another "
+        .. "model?", file:path(), t.name)
+    end
+    found[name] = found[name] or {}
+    found[name][ab == "A" and "a" or "b"] = file:read(t.name):cast("f32")
+  end
+  local spec = {
+    rslora = config.use_rslora == true, r = config.r, alpha = config.lora_alpha,
+    dropout = type(config.lora_dropout) == "number" and config.lora_dropout or 0,
+    rank_pattern = pattern(config.rank_pattern), alpha_pattern = pattern(config.alpha_pattern),
+  }
+  local list = adapter.match(m, spec, found, file:path())
+  file:close()
+  return list, found, config
+end
+
+--- The adapters that a set of arrays describes, in model order, shapes checked.
+function adapter.match(m, spec, found, path)
+  local list = {}
+  for _, a in ipairs(lora.select(m, {
+    targets = "all", r = spec.r, alpha = spec.alpha, rslora = spec.rslora, dropout = spec.dropout,
+    rank_pattern = spec.rank_pattern, alpha_pattern = spec.alpha_pattern,
+  })) do
+    local f = found[a.full]
+    if f then
+      if not (f.a and f.b) then
+        bs.fail(1, "%s: '%s' has only one of lora_A and lora_B", path, a.full)
+      end
+      local da, db = f.a:dims(), f.b:dims()
+      if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
+        bs.fail(1, "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
+          path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
+      end
+      list[#list + 1] = a
+    end
+  end
+  if #list == 0 then bs.fail(1, "%s: holds no adapter for this model", path) end
+  return list
+end
+
+-- adapter_config.json as PEFT writes it: sorted keys, defaults spelled out.
+local function peft_config(job, list)
+  local null = bs.json.null
+  local targets, seen, layers, layer_seen = {}, {}, {}, {}
+  local rank, alpha, first = {}, {}, list[1]
+  local spec = job.lora_spec or {}
+  local r0, alpha0 = spec.r or first.r, spec.alpha or first.alpha
+  for _, a in ipairs(list) do
+    local leaf = a.full:match("[^.]+$")
+    if not seen[leaf] then
+      seen[leaf] = true
+      targets[#targets + 1] = leaf
+    end
+    if not layer_seen[a.layer] then
+      layer_seen[a.layer] = true
+      layers[#layers + 1] = a.layer
+    end
+    if a.r ~= r0 then rank[a.full] = a.r end
+    if a.alpha ~= alpha0 then alpha[a.full] = a.alpha end
+  end
+  table.sort(targets)
+  local all_layers = #layers == job.model.config.layers
+  return {
+    alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = job.cfg.model, bias = "none",
+    exclude_modules = null, fan_in_fan_out = false, inference_mode = true, init_lora_weights = true,
+    layer_replication = null, layers_pattern = all_layers and null or "layers",
+    layers_to_transform = all_layers and null or layers, loftq_config = {},
+    lora_alpha = alpha0, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
+    megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = r0,
+    rank_pattern = rank, revision = null, target_modules = targets,
+    task_type = "CAUSAL_LM", use_dora = false, use_rslora = spec.rslora == true,
+  }
+end
+
+--- Write the job's adapter to a folder (made if absent); existing files are replaced whole or not at all.
+function adapter.save(job, dir)
+  local arrays = {}
+  for _, a in ipairs(job.adapters) do
+    for _, id in ipairs { a.a, a.b } do arrays[job.params:name(id)] = job.params:get(id) end
+  end
+  local config = peft_config(job, job.adapters)
+  bs.mkdir(dir)
+  bs.safetensors.write(dir .. "/adapter_model.safetensors", arrays, { format = "pt" })
+  bs.write_file(dir .. "/adapter_config.json", bs.json.encode(config, { pretty = true }) .. "\n")
+end
+
+return adapter

@@ -1,0 +1,119 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- A Hugging Face checkpoint folder, read in place: config.json and every tensor's file, dtype, shape
+-- and offset. The index names the files (never a glob); sizes come from the shards' own headers.
+local bs = require "bs"
+
+local checkpoint = {}
+
+--- The whole file as a string, or a raised error.
+function checkpoint.read_file(path)
+  local f, message = io.open(path, "rb")
+  if not f then bs.fail(1, "%s", message) end
+  local text = f:read("a")
+  f:close()
+  if not text then bs.fail(1, "%s: cannot be read (is it a folder?)", path) end
+  return text
+end
+
+function checkpoint.read_json(path)
+  local ok, value = pcall(bs.json.decode, checkpoint.read_file(path))
+  if not ok then bs.fail(1, "%s is not JSON: %s", path, tostring(value)) end
+  if type(value) ~= "table" then bs.fail(1, "%s: a JSON object is expected", path) end
+  return value
+end
+
+local function exists(path)
+  local f = io.open(path, "rb")
+  if f then f:close() end
+  return f ~= nil
+end
+
+local function add_shard(self, dir, shard, wanted)
+  local path = dir .. "/" .. shard
+  local file, message = bs.safetensors.open(path)
+  if not file then bs.fail(1, "%s", message) end
+  for _, t in ipairs(file:tensors()) do
+    if wanted == nil or wanted[t.name] == shard then
+      t.path = path
+      self.tensors[t.name] = t
+    end
+  end
+  self.files[#self.files + 1] = path
+  file:close()
+end
+
+local function open_sharded(self, dir, index_path)
+  local index = checkpoint.read_json(index_path)
+  local map = index.weight_map
+  if type(map) ~= "table" or not next(map) then
+    bs.fail(1, "%s: 'weight_map' is missing or empty", index_path)
+  end
+  local shards, seen = {}, {}
+  for name, shard in pairs(map) do
+    if type(shard) ~= "string" or shard:find("/", 1, true) then
+      bs.fail(1, "%s: tensor '%s' maps to %s; the name of a file in the folder is expected",
+        index_path, name, tostring(shard))
+    end
+    if not seen[shard] then
+      seen[shard] = true
+      shards[#shards + 1] = shard
+    end
+  end
+  table.sort(shards)
+  local missing = {}
+  for _, shard in ipairs(shards) do
+    if not exists(dir .. "/" .. shard) then missing[#missing + 1] = shard end
+  end
+  if #missing > 0 then
+    bs.fail(1, "%s names files that are not there: %s; download them again", index_path,
+      table.concat(missing, ", "))
+  end
+  for _, shard in ipairs(shards) do add_shard(self, dir, shard, map) end
+  for name, shard in pairs(map) do
+    if not self.tensors[name] then
+      bs.fail(1, "%s says that '%s' is in %s, but that file does not hold it", index_path, name, shard)
+    end
+  end
+end
+
+--- Open a folder. Returns {dir, config, tensors = {name -> {path, dtype, dims, offset, bytes}}, files}.
+function checkpoint.open(dir)
+  dir = dir:gsub("/+$", "")
+  local self = { dir = dir, tensors = {}, files = {} }
+  if not exists(dir .. "/config.json") then
+    bs.fail(1, "%s: there is no config.json; model= must name a Hugging Face checkpoint folder", dir)
+  end
+  self.config = checkpoint.read_json(dir .. "/config.json")
+  local index = dir .. "/model.safetensors.index.json"
+  if exists(dir .. "/model.safetensors") then
+    add_shard(self, dir, "model.safetensors")
+  elseif exists(index) then
+    open_sharded(self, dir, index)
+  else
+    bs.fail(1, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir)
+  end
+  return self
+end
+
+local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
+
+--- The entry of a tensor, checked against the shape that the config implies.
+function checkpoint.tensor(self, name, dims)
+  local t = self.tensors[name]
+  if not t then
+    bs.fail(1, "%s: tensor '%s' %s is missing; config.json asks for it", self.dir, name, shape(dims))
+  end
+  local same = #t.dims == #dims
+  for i = 1, same and #dims or 0 do same = same and t.dims[i] == dims[i] end
+  if not same then
+    bs.fail(1, "%s: tensor '%s' is %s, config.json implies %s", t.path, name, shape(t.dims),
+      shape(dims))
+  end
+  if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
+    bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
+      t.dtype)
+  end
+  return t
+end
+
+return checkpoint

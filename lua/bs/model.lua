@@ -1,0 +1,208 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- A checkpoint seen through its family: which tensors form which block, and the weight objects that
+-- stages use. The cut into blocks depends on the model's shapes only, never on a budget.
+local bs = require "bs"
+local checkpoint = require "bs.checkpoint"
+local family = require "bs.family"
+
+local model = {}
+
+local function add_tensor(self, block, spec, full)
+  local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
+  return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
+end
+
+-- One part of a layer (a whole dense layer, its mix, one expert): where its tensors ended up.
+local function add_part(self, block, prefix, specs)
+  local part = { block = block, prefix = prefix, tensor = {}, order = {} }
+  for _, spec in ipairs(specs) do
+    part.tensor[spec.name] = { id = add_tensor(self, block, spec, prefix .. spec.name), dims = spec.dims }
+    part.order[#part.order + 1] = spec.name
+  end
+  return part
+end
+
+local function bytes_of(self, prefix, specs)
+  local n = 0
+  for _, spec in ipairs(specs) do
+    n = n + checkpoint.tensor(self.checkpoint, prefix .. spec.name, spec.dims).bytes
+  end
+  return n
+end
+
+local function add_dense(self, i)
+  local fam, c = self.family, self.config
+  local block = self.manifest:block("layers." .. i, "layer")
+  return { mix = add_part(self, block, fam.prefix(i), fam.tensors(c, i)) }
+end
+
+-- Experts are grouped so that a group is about as large as the mix part; `group` overrides it.
+local function add_staged(self, i, group)
+  local fam, c = self.family, self.config
+  local mix_specs, expert_specs = fam.tensors(c, i), fam.expert_tensors(c, i)
+  local count = fam.experts(c, i)
+  local mix = self.manifest:block(("layers.%d.mix"):format(i), "mix")
+  local layer = { groups = {}, experts = count }
+  layer.mix = add_part(self, mix, fam.prefix(i), mix_specs)
+  if not group then
+    local one = bytes_of(self, fam.expert_prefix(i, 0), expert_specs)
+    group = math.max(1, bytes_of(self, fam.prefix(i), mix_specs) // one)
+  end
+  for first = 0, count - 1, group do
+    local n = math.min(group, count - first)
+    local block = self.manifest:block(("layers.%d.experts.%d"):format(i, first), "experts")
+    local g = { block = block, first = first, n = n, expert = {} }
+    for e = first, first + n - 1 do
+      g.expert[e] = add_part(self, block, fam.expert_prefix(i, e), expert_specs)
+    end
+    layer.groups[#layer.groups + 1] = g
+  end
+  return layer
+end
+
+-- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
+-- experts do not count, so that their size changes no bits of the head.
+local function add_tiles(self, largest)
+  local c, fam = self.config, self.family
+  local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
+  local name = fam.head.weight
+  -- A head that the file lacks is the embedding even where the config does not say so.
+  if c.tied or not self.checkpoint.tensors[name] then name = fam.embed.name end
+  self.head_name = name
+  self.tied = name == fam.embed.name
+  local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
+  local row = t.bytes // c.vocab
+  local rows = math.min(math.max(largest // row // 64 * 64, 64), c.vocab)
+  self.tile_rows, self.tiles = rows, {}
+  local file = self.manifest:file(t.path)
+  for first = 0, c.vocab - 1, rows do
+    local n = math.min(rows, c.vocab - first)
+    local block = self.manifest:block(("head.%d"):format(first), "tile")
+    local id = self.manifest:tensor(block, name, t.dtype, { n, c.channels }, file, t.offset + first * row)
+    self.tiles[#self.tiles + 1] = { block = block, id = id, first = first, n = n }
+  end
+  self.rows = self.manifest:rows(fam.embed.name, embed.dtype, c.vocab, c.channels,
+    self.manifest:file(embed.path), embed.offset)
+end
+
+-- Bytes of the dense or mix block of layer i.
+local function mix_bytes(self, i)
+  local n, part = 0, self.layers[i].mix
+  for _, t in pairs(part.tensor) do n = n + self.manifest:tensor_info(part.block, t.id).bytes end
+  return n
+end
+
+--- Open a checkpoint folder. opts.group: experts per block (tests). Returns the model: family, config
+-- (the family's numbers), manifest, layers[i] (0-based), norm, tiles, rows.
+function model.open(dir, opts)
+  local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
+  self.family = opts and opts.family or family.find(self.checkpoint.config)
+  self.config = self.family.config(self.checkpoint.config)
+  self.manifest = bs.manifest.new()
+  local c, largest = self.config, 0
+  for i = 0, c.layers - 1 do
+    local staged = self.family.stages and (not self.family.staged or self.family.staged(c, i))
+    self.layers[i] = staged and add_staged(self, i, opts and opts.group) or add_dense(self, i)
+  end
+  local block = self.manifest:block("norm", "norm")
+  self.norm = { block = block, name = self.family.head.norm }
+  self.norm.id = add_tensor(self, block, { dims = { c.channels } }, self.norm.name)
+  for i = 0, c.layers - 1 do
+    largest = math.max(largest, mix_bytes(self, i))
+  end
+  add_tiles(self, largest)
+  self.manifest:finish()
+  self.n_blocks = self.manifest:blocks()
+  self.expand_bytes = 0
+  for b = 0, self.n_blocks - 1 do
+    self.expand_bytes = math.max(self.expand_bytes, self.manifest:block_info(b).expand_bytes)
+  end
+  return self
+end
+
+--- Every part (dense layer, mix, expert) in order: calls fn(part, layer index).
+function model.each_part(self, fn)
+  for i = 0, self.config.layers - 1 do
+    local layer = self.layers[i]
+    fn(layer.mix, i)
+    for _, g in ipairs(layer.groups or {}) do
+      for e = g.first, g.first + g.n - 1 do fn(g.expert[e], i) end
+    end
+  end
+end
+
+--- Every linear of the layers in order: calls fn{full, name, part, layer, out, inn, weight, bias}.
+function model.each_linear(self, fn)
+  model.each_part(self, function(part, i)
+    for _, name in ipairs(part.order) do
+      local base = name:match("^(.*)%.weight$")
+      local t = part.tensor[name]
+      if base and #t.dims == 2 then
+        local bias = part.tensor[base .. ".bias"]
+        fn { full = part.prefix .. base, name = base, part = part, layer = i, out = t.dims[1],
+             inn = t.dims[2], weight = t.id, bias = bias and bias.id }
+      end
+    end
+  end)
+end
+
+-- A linear applies itself when called; everything else of `w` is the weight object.
+local linear_mt = { __call = function(self, x) return bs.op.linear(x, self.linear) end }
+
+local function place(tree, path, value)
+  local keys = {}
+  for key in path:gmatch("[^.]+") do keys[#keys + 1] = key end
+  for i = 1, #keys - 1 do
+    tree[keys[i]] = tree[keys[i]] or {}
+    tree = tree[keys[i]]
+  end
+  tree[keys[#keys]] = value
+end
+
+local function bind_part(self, e, part, trainer)
+  local w = {}
+  for _, name in ipairs(part.order) do
+    local t, full = part.tensor[name], part.prefix .. name
+    local base = name:match("^(.*)%.weight$")
+    if base and #t.dims == 2 then
+      local bias = part.tensor[base .. ".bias"]
+      local a = trainer and trainer.adapter[part.prefix .. base] or {}
+      local l = bs.linear.new(e, {
+        manifest = self.manifest, block = part.block, weight = t.id, bias = bias and bias.id,
+        params = trainer and trainer.params, lora_a = a.a, lora_b = a.b, scale = a.scale,
+        dropout = a.dropout, base_weight = trainer and trainer.base[full],
+        base_bias = trainer and bias and trainer.base[part.prefix .. base .. ".bias"],
+        name = part.prefix .. base,
+      })
+      place(w, base, setmetatable({ linear = l }, linear_mt))
+    elseif not name:match("%.bias$") or not part.tensor[name:gsub("bias$", "weight")] then
+      local param = trainer and trainer.base[full]
+      place(w, base or name, bs.weight.new(e, self.manifest, part.block, t.id,
+        param and trainer.params, param))
+    end
+  end
+  return w
+end
+
+--- Weight objects on an engine. trainer: nil or {params, adapter = {linear name -> {a, b, scale,
+-- dropout}}, base = {tensor name -> parameter}}. Returns {layers[i] = {mix, expert[e]}, norm, tiles}.
+function model.bind(self, e, trainer)
+  local w = { layers = {}, tiles = {} }
+  for i = 0, self.config.layers - 1 do
+    local layer = self.layers[i]
+    w.layers[i] = { mix = bind_part(self, e, layer.mix, trainer), expert = {} }
+    for _, g in ipairs(layer.groups or {}) do
+      for k, part in pairs(g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
+    end
+  end
+  local norm = trainer and trainer.base[self.norm.name]
+  w.norm = bs.weight.new(e, self.manifest, self.norm.block, self.norm.id, norm and trainer.params, norm)
+  local head = trainer and trainer.base[self.head_name]
+  for i, tile in ipairs(self.tiles) do
+    w.tiles[i] = bs.weight.new(e, self.manifest, tile.block, tile.id, head and trainer.params, head,
+      head and tile.first)
+  end
+  return w
+end
+
+return model

@@ -1,0 +1,217 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Chooses homes, slots and boundary placement under the budgets. A dry run of the job on `meta` gives
+-- the arena and the fixed regions; candidates are scored by sim.lua; bs.plan validates and counts.
+local bs = require "bs"
+local program = require "bs.program"
+local sim = require "bs.sim"
+
+local plan = {}
+local K = program.kind
+local MIB = 1024 * 1024
+-- Pinned staging of an engine (three buffers of 1 MiB) and parsed headers, plans and small host state.
+local STAGING = 4 * MIB
+
+local function mib(n) return ("%.1f MiB"):format(n / MIB) end
+plan.mib = mib
+
+-- FLOPs of each visit: 2 per parameter and token, twice more for recompute and input gradient.
+local function work_of(job, list)
+  local m, work = job.model, {}
+  local tokens = job.cfg.micro_tokens * job.cfg.micros
+  for i, v in ipairs(list) do
+    local params = m.manifest:block_info(v.block).payload / 2
+    local factor = 2
+    if v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
+    elseif v.kind == K.tile then factor = 4 end
+    work[i] = factor * params * tokens
+  end
+  return work
+end
+
+-- n of a list, evenly spread: the link then works all the time.
+local function spread(list, n)
+  local picked = {}
+  for i = 0, n - 1 do picked[i + 1] = list[math.floor((i + 0.5) * #list / n) + 1] end
+  return picked
+end
+
+-- As many blocks of `list` as fit `budget` bytes, evenly spread.
+local function fill(list, budget, bytes)
+  for n = #list, 1, -1 do
+    local picked, sum = spread(list, n), 0
+    for _, b in ipairs(picked) do sum = sum + bytes(b) end
+    if sum <= budget then return picked, sum end
+  end
+  return {}, 0
+end
+
+local function without(list, taken)
+  local set, rest = {}, {}
+  for _, b in ipairs(taken) do set[b] = true end
+  for _, b in ipairs(list) do
+    if not set[b] then rest[#rest + 1] = b end
+  end
+  return rest
+end
+
+-- Streamed blocks in program order, those that a step visits twice first.
+local function streamed_blocks(job)
+  local m, seen, order, visits = job.model, {}, {}, {}
+  for _, v in ipairs(job.program) do
+    visits[v.block] = (visits[v.block] or 0) + 1
+    if not seen[v.block] and v.block ~= m.norm.block then
+      seen[v.block] = true
+      order[#order + 1] = v.block
+    end
+  end
+  local twice, once = {}, {}
+  for _, b in ipairs(order) do
+    if visits[b] > 1 then twice[#twice + 1] = b else once[#once + 1] = b end
+  end
+  return order, twice, once
+end
+
+-- Homes of a candidate: gpu homes from `list` first, then ram homes from what is left.
+local function place(job, lists, gpu_budget, ram_budget)
+  local m, homes = job.model, {}
+  for b = 0, m.n_blocks - 1 do homes[b] = "disk" end
+  homes[m.norm.block] = "gpu"
+  local forced = job.cfg.home
+  if forced ~= "auto" then
+    for _, b in ipairs(lists.all) do homes[b] = forced end
+    return homes
+  end
+  local function slot(b) return m.manifest:block_info(b).slot_bytes end
+  local function raw(b) return m.manifest:block_info(b).raw_bytes end
+  local gpu, used = fill(lists.first, gpu_budget, slot)
+  if #gpu == #lists.first and #lists.rest > 0 then
+    for _, b in ipairs((fill(lists.rest, gpu_budget - used, slot))) do gpu[#gpu + 1] = b end
+  end
+  for _, b in ipairs(gpu) do homes[b] = "gpu" end
+  for _, b in ipairs((fill(without(lists.all, gpu), ram_budget, raw))) do homes[b] = "ram" end
+  return homes
+end
+
+local function bs_plan(job, homes, dev_slots, host_slots)
+  return bs.plan.new {
+    manifest = job.model.manifest, homes = homes, dev_slots = dev_slots, host_slots = host_slots,
+    program = job.program, cyclic = true,
+  }
+end
+
+local function needs_staging(homes)
+  for _, h in pairs(homes) do
+    if h ~= "ram" then return true end
+  end
+  return false
+end
+
+-- Bytes of a choice: device regions outside slots and homes, and host bytes outside them.
+local function other_bytes(job, dry, choice)
+  local batch = job:batch_config()
+  local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries))
+  local _, rows_host = bs.rows.bytes(job.model.manifest, job.model.rows, choice.rows, batch)
+  local batch_host = batch.micros * batch.tokens * 48
+  return dry.other + store_dev + dry.arena, store_host + rows_host + STAGING + batch_host
+end
+
+-- One candidate made complete, or nil and the least budgets that it would need.
+local function complete(job, dry, choice, lists)
+  local cfg = job.cfg
+  local dev_other, host_other = other_bytes(job, dry, choice)
+  local bare = bs_plan(job, place(job, lists, 0, 0), choice.dev_slots, choice.host_slots)
+  local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
+  if need_dev > cfg.vram or need_host > cfg.ram then return nil, need_dev, need_host end
+  local homes = place(job, lists, cfg.vram - need_dev, cfg.ram - need_host)
+  choice.homes = homes
+  if not needs_staging(homes) then choice.host_slots = 0 end
+  local p = bs_plan(job, homes, choice.dev_slots, choice.host_slots)
+  choice.peak = dev_other + p:device_bytes()
+  choice.host = host_other + p:host_bytes()
+  if choice.peak > cfg.vram or choice.host > cfg.ram then
+    return nil, choice.peak, choice.host
+  end
+  local m = job.model
+  local function size(b)
+    local info = m.manifest:block_info(b)
+    return info.payload, info.raw_bytes
+  end
+  choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program),
+    choice.host_slots, job.cfg.rates or sim.rates)
+  return choice
+end
+
+local function candidates(job)
+  local cfg, list = job.cfg, {}
+  local all, twice, once = streamed_blocks(job)
+  local function one_of(v, options)
+    if v == "auto" then return options end
+    return { v }
+  end
+  local boundaries = one_of(cfg.boundaries, { "device", "host" })
+  local slots, staging = one_of(cfg.dev_slots, { 3, 2, 1 }), one_of(cfg.host_slots, { 3, 2, 1 })
+  local row_homes = cfg.home == "disk" and { "disk" } or cfg.home ~= "auto" and { "ram" }
+    or { "ram", "disk" }
+  for _, s in ipairs(slots) do
+    for _, h in ipairs(staging) do
+      for _, b in ipairs(boundaries) do
+        for _, r in ipairs(row_homes) do
+          for _, lists in ipairs { { all = all, first = all, rest = {} },
+                                   { all = all, first = twice, rest = once } } do
+            list[#list + 1] = { lists = lists, dev_slots = s, host_slots = h, boundaries = b, rows = r }
+          end
+        end
+      end
+    end
+  end
+  return list
+end
+
+--- Choose. dry: {arena, other} from the dry run. Returns the choice {homes, dev_slots, host_slots,
+-- boundaries, rows, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
+-- the smallest that does.
+function plan.choose(job, dry)
+  local best, least_dev, least_host
+  for _, c in ipairs(candidates(job)) do
+    local done, dev, host = complete(job, dry, c, c.lists)
+    if done then
+      if not best or done.seconds < best.seconds * 0.999 then best = done end
+    else
+      least_dev = math.min(least_dev or dev, dev)
+      least_host = math.min(least_host or host, host)
+    end
+  end
+  if best then return best end
+  local cfg = job.cfg
+  local parts = {}
+  if least_dev > cfg.vram then
+    parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
+      .. "activations of one micro-batch of %d tokens)"):format(mib(cfg.vram), mib(least_dev), least_dev,
+      mib(dry.arena), cfg.micro_tokens)
+  end
+  if least_host > cfg.ram then
+    parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(
+      mib(cfg.ram), mib(least_host), least_host)
+  end
+  if #parts == 0 then
+    parts[1] = ("vram=%s with ram=%s is too small: each budget alone would do with a larger other one; "
+      .. "%s and %s work at the least"):format(mib(cfg.vram), mib(cfg.ram), mib(least_dev), mib(least_host))
+  end
+  bs.fail(3, "%s", table.concat(parts, "; "))
+end
+
+--- One line: what is where.
+function plan.describe(job, choice)
+  local n = { gpu = 0, ram = 0, disk = 0 }
+  for b, h in pairs(choice.homes) do
+    if b ~= job.model.norm.block then n[h] = n[h] + 1 end
+  end
+  return ("%d blocks: %d gpu, %d ram, %d disk; %d device slots, %d staging slots; boundaries on %s; "
+    .. "embedding rows from %s; device peak %s, host %s"):format(n.gpu + n.ram + n.disk, n.gpu, n.ram,
+    n.disk, choice.dev_slots, choice.host_slots, choice.boundaries, choice.rows, mib(choice.peak),
+    mib(choice.host))
+end
+
+plan.bs_plan = bs_plan
+
+return plan

@@ -1,0 +1,67 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Programs: the visits of a step in their order, known before it starts. A visit names a block and
+-- what the driver does with it (`kind`), for all micro-batches at once.
+local program = {}
+
+--- Kinds of visits. `remix` is a mix forward without tape in the backward half of a staged layer.
+program.kind = {
+  forward = 1, backward = 2, mix = 3, experts = 4, remix = 5, experts_backward = 6, mix_backward = 7,
+  norm = 8, tile = 9, tile_gradient = 10, norm_backward = 11,
+}
+local K = program.kind
+program.kind_name = {}
+for name, n in pairs(K) do program.kind_name[n] = name end
+
+local function visit(list, block, kind, layer, stage)
+  list[#list + 1] = { block = block, kind = kind, layer = layer, stage = stage or 0 }
+end
+
+local function forward_layers(list, m)
+  for i = 0, m.config.layers - 1 do
+    local layer = m.layers[i]
+    if layer.groups then
+      visit(list, layer.mix.block, K.mix, i)
+      for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts, i, g) end
+    else
+      visit(list, layer.mix.block, K.forward, i)
+    end
+  end
+end
+
+local function head(list, m)
+  visit(list, m.norm.block, K.norm, m.config.layers)
+  for t, tile in ipairs(m.tiles) do visit(list, tile.block, K.tile, m.config.layers, t) end
+end
+
+--- Forward walk with the head: evaluation, logits.
+function program.walk(m)
+  local list = {}
+  forward_layers(list, m)
+  head(list, m)
+  return list
+end
+
+--- Training step: forward, head, backward down to layer `lowest` (config.layers: none).
+-- head_gradient: the tiles are read a second time for the gradient of the head itself.
+function program.train(m, lowest, head_gradient)
+  local list = program.walk(m)
+  if head_gradient then
+    for t, tile in ipairs(m.tiles) do
+      visit(list, tile.block, K.tile_gradient, m.config.layers, t)
+    end
+  end
+  visit(list, m.norm.block, K.norm_backward, m.config.layers)
+  for i = m.config.layers - 1, lowest, -1 do
+    local layer = m.layers[i]
+    if layer.groups then
+      visit(list, layer.mix.block, K.remix, i)
+      for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts_backward, i, g) end
+      visit(list, layer.mix.block, K.mix_backward, i)
+    else
+      visit(list, layer.mix.block, K.backward, i)
+    end
+  end
+  return list
+end
+
+return program

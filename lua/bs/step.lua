@@ -1,0 +1,133 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Passes and steps of a job: forward walks, gradients, the optimizer step as a transaction. The functions
+-- here are methods of the job (see job.lua).
+local bs = require "bs"
+local driver = require "bs.driver"
+local health = require "bs.health"
+
+local methods = {}
+
+local function set_batch(self, micros)
+  local count = 0
+  if #micros > self.cfg.micros then
+    bs.fail(1, "a step of %d micro-batches; the job was planned for %d (micros=)", #micros, self.cfg.micros)
+  end
+  for j, micro in ipairs(micros) do
+    self.batch:set(j - 1, micro)
+    count = count + self.batch:labelled(j - 1)
+  end
+  self.batch:begin(#micros)
+  return count
+end
+
+-- Run a pass over a pushed program; whatever is raised in it leaves the job usable.
+local function pass(self, run, list)
+  if self.pushed ~= list then
+    if self.pushed then self.stream:abort() end
+    self.stream:push(list, run.cyclic == true)
+  end
+  self.pushed = nil
+  local ok, err = xpcall(driver.segment, function(e)
+    return type(e) == "string" and debug.traceback(e, 2) or e
+  end, self, run, #list)
+  if ok then return end
+  self.pushed = nil
+  self.stream:abort()
+  if self.params then self.params:zero_grad() end
+  error(err, 0)
+end
+
+--- Gradients of a step into the accumulators; nothing is applied. Returns the mean loss.
+-- opts: {step = dropout counter, next = bool: push the same program before the last visits}.
+function methods:forward_backward(micros, opts)
+  local list, trainable = self.program, self.cfg.trainable
+  self.params:zero_grad()
+  local count = set_batch(self, micros)
+  if count == 0 then bs.fail(1, "the step has no trained token; at least one label must be >= 0") end
+  local embedding = trainable == "base"
+  local run = {
+    micros = #micros, count = count, train = true, step = opts.step or 0, head_mode = "train",
+    lowest = self.lowest, early = math.min(2, #list - 1), cyclic = true,
+    input_gradient = function(i) return i > self.lowest or embedding end,
+  }
+  if opts.next then
+    run.ahead = function()
+      self.stream:push(list, true)
+      self.pushed_next = list
+    end
+  end
+  pass(self, run, list)
+  self.pushed, self.pushed_next = self.pushed_next, nil
+  if embedding then
+    local id = self.base[self.model.family.embed.name]
+    for j = 0, #micros - 1 do
+      self.rows:grad(self.store, self.keys.g, j, self.model.config.embed_scale or 1.0, self.params, id)
+    end
+  end
+  return self.head:loss(), count
+end
+
+--- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab].
+-- observe(kind, i, micro, array): hidden states after embedding (0) and each layer.
+function methods:walk(micros, mode, observe)
+  local count = set_batch(self, micros)
+  if mode == "loss" and count == 0 then bs.fail(1, "no labelled token to evaluate") end
+  local list = self.walk_program
+  pass(self, {
+    micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = mode,
+    lowest = self.model.config.layers, early = 0, observe = observe,
+  }, list)
+  if mode == "loss" then return self.head:loss(), count end
+  local out = {}
+  for j = 1, #micros do out[j] = self.head:logits(j - 1) end
+  return out
+end
+
+
+local optimizer_defaults = {
+  lr = 2e-4, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, clip = 1.0,
+}
+
+--- One optimizer step over a list of micro-batches. opts: lr, beta1, beta2, eps, weight_decay, clip,
+-- apply (default true), next (the same program follows). Returns {loss, norm, tokens, labelled}.
+-- A step is a transaction: if anything is raised, parameters are what they were before it.
+function methods:step(micros, opts)
+  opts = opts or {}
+  local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
+  local norm = self.params:norm()
+  for what, v in pairs { loss = loss, ["the gradient's norm"] = norm } do
+    if not health.finite_number(v) then
+      self.stream:abort()
+      self.pushed = nil
+      self.params:zero_grad()
+      health.diagnose(self, micros, what)
+    end
+  end
+  if opts.apply ~= false then
+    local o = { step = self.steps_done + 1 }
+    for key, default in pairs(optimizer_defaults) do o[key] = opts[key] or default end
+    self.params:apply(o, norm)
+    self.steps_done = self.steps_done + 1
+  end
+  local tokens = 0
+  for j = 0, #micros - 1 do tokens = tokens + self.batch:tokens(j) end
+  return { loss = loss, norm = norm, labelled = count, tokens = tokens }
+end
+
+--- Gradients in the accumulators: parameter name -> array.
+function methods:gradients()
+  local out = {}
+  for id = 0, self.params:count() - 1 do out[self.params:name(id)] = self.params:grad(id) end
+  return out
+end
+
+--- Parameter values: name -> array (adapters).
+function methods:parameters()
+  local out = {}
+  for _, a in ipairs(self.adapters) do
+    for _, id in ipairs { a.a, a.b } do out[self.params:name(id)] = self.params:get(id) end
+  end
+  return out
+end
+
+return methods

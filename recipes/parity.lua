@@ -1,0 +1,228 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Does this program compute what the reference says? Runs everything that a reference file holds and
+-- prints one line per check; exit status 0 only if all hold.
+--
+--   bslua recipes/parity.lua model=DIR reference=FILE.safetensors [adapter=DIR] [home=gpu|ram|disk]
+--
+-- The reference holds input_ids, labels, attention_mask [rows, T] and any of: hidden.<i>, logits, loss,
+-- greedy, lora.loss, lora.logits, grad.<peft name>, train.losses, fullgrad.<parameter>. Learning rate and
+-- the other numbers of the training losses come from reference.json beside it.
+local bs = require "bs"
+local args = require "bs.args"
+local job = require "bs.job"
+local checkpoint = require "bs.checkpoint"
+
+local cfg = args.parse(arg, {
+  model = { "", "folder of the checkpoint" },
+  reference = { "", "reference .safetensors file" },
+  adapter = { "", "adapter folder; default: model folder's adapter/" },
+  device = { "cpu", "cpu (check:cpu for the checking device)" },
+  dtype = { "f32", "f32" },
+  home = { "gpu", "gpu, ram or disk: where every block lives between visits" },
+  dev_slots = { 2, "device slots for streamed blocks" },
+  json = { "", "also write the result to this file" },
+})
+
+-- Bounds in f32: relative to the reference's norm over unmasked positions.
+local BOUND = { hidden = 5e-6, loss = 1e-6, grad = 2e-5, grad_floor = 1e-6, train = 1e-4, tie = 1e-4 }
+
+if cfg.model == "" or cfg.reference == "" then
+  bs.fail(2, "model=DIR and reference=FILE are required")
+end
+if cfg.dtype ~= "f32" then
+  bs.fail(2, "dtype=%s: device %s computes in f32", cfg.dtype, cfg.device)
+end
+local ref, message = bs.safetensors.open(cfg.reference)
+if not ref then bs.fail(1, "%s", message) end
+
+local checks, all_ok = {}, true
+local function report(name, err, bound, ok, array)
+  all_ok = all_ok and ok
+  checks[#checks + 1] = {
+    name = name, error = err == err and err ~= math.huge and err or "not finite", bound = bound, ok = ok,
+    hash = array and ("%016x"):format(array:hash()) or nil,
+  }
+  print(("%-64s %.3e  bound %.1e  %s"):format(name, err, bound, ok and "ok" or "FAIL"))
+end
+local function compare(name, ours, theirs, bound)
+  local err = bs.array.rel_err(ours, theirs)
+  report(name, err, bound, err <= bound, ours)
+end
+local function has(name) return ref:find(name) ~= nil end
+local function first_with(prefix)
+  for _, t in ipairs(ref:tensors()) do
+    if t.name:sub(1, #prefix) == prefix then return t.name end
+  end
+end
+
+-- ---- rows: trimmed to the mask's prefix and laid end to end ------------------------------------------
+
+local function read_rows()
+  local ids, mask = ref:read("input_ids"), ref:read("attention_mask")
+  local labels = has("labels") and ref:read("labels"):table() or nil
+  local rows, width = ids:dims()[1], ids:dims()[2]
+  local m, i = mask:table(), ids:table()
+  local out = { row_len = {}, ids = {}, labels = labels and {} }
+  for r = 0, rows - 1 do
+    local n = 0
+    while n < width and m[r * width + n + 1] == 1 do n = n + 1 end
+    for t = n + 1, width do
+      if m[r * width + t] ~= 0 then
+        bs.fail(1, "attention_mask row %d is not a prefix of ones followed by zeros", r + 1)
+      end
+    end
+    out.row_len[r + 1] = n
+    for t = 1, n do
+      out.ids[#out.ids + 1] = i[r * width + t]
+      if labels then out.labels[#out.labels + 1] = labels[r * width + t] end
+    end
+  end
+  return out
+end
+
+local rows = read_rows()
+local total = #rows.ids
+
+-- Unmasked positions of a reference tensor [rows, T, C] as [tokens, C] f32.
+local function unmasked(name)
+  local a = ref:read(name):cast("f32")
+  local dims, bytes, parts = a:dims(), a:bytes(), {}
+  local row = dims[3] * 4
+  for r, n in ipairs(rows.row_len) do
+    local at = (r - 1) * dims[2] * row
+    parts[r] = bytes:sub(at + 1, at + n * row)
+  end
+  return bs.array.new("f32", { total, dims[3] }, table.concat(parts))
+end
+
+local function scalar(v) return bs.array.new("f32", { 1 }, { v }) end
+
+-- ---- runs ----------------------------------------------------------------------------------------------
+
+local GREEDY = has("greedy") and ref:read("greedy"):count() or 0
+local stats = {}
+
+local function open(extra)
+  local settings = {
+    model = cfg.model, device = cfg.device, home = cfg.home, dev_slots = cfg.dev_slots,
+    micro_tokens = math.max(total, rows.row_len[1] + GREEDY), logits = true,
+  }
+  for key, value in pairs(extra) do settings[key] = value end
+  return job.new(settings)
+end
+
+local function greedy(j)
+  local want, ids = ref:read("greedy"):table(), {}
+  for t = 1, rows.row_len[1] do ids[t] = rows.ids[t] end
+  local wrong, ties = 0, 0
+  for i, token in ipairs(want) do
+    local logits = j:walk({ { row_len = { #ids }, ids = ids } }, "logits")[1]
+    local best, gap = logits:slice_rows(#ids, #ids):argmax_rows()
+    if best[1] - 1 ~= token then
+      if gap[1] <= BOUND.tie then ties = ties + 1 else wrong = wrong + 1 end
+    end
+    ids[#ids + 1] = want[i]
+  end
+  report(("greedy, %d tokens, %d ties"):format(#want, ties), wrong, 0, wrong == 0)
+end
+
+local function base_run()
+  if not (has "logits" or has "loss" or first_with "hidden." or has "greedy") then return end
+  local j <close> = open { trainable = "none" }
+  local function observe(_, i, _, array)
+    if has("hidden." .. i) then compare("hidden." .. i, array, unmasked("hidden." .. i), BOUND.hidden) end
+  end
+  local logits = j:walk({ rows }, "logits", observe)[1]
+  if has "logits" then compare("logits", logits, unmasked "logits", BOUND.hidden) end
+  if has "loss" then compare("loss", scalar(j:walk({ rows }, "loss")), ref:read "loss", BOUND.loss) end
+  if GREEDY > 0 then greedy(j) end
+  stats.base = j.stream:stats()
+end
+
+local function check_gradients(j, prefix)
+  local ours, largest, names = j:gradients(), 0, {}
+  for _, t in ipairs(ref:tensors()) do
+    if t.name:sub(1, #prefix) == prefix then
+      names[#names + 1] = t.name
+      local zero = bs.array.new("f32", t.dims)
+      largest = math.max(largest, bs.array.rel_err(ref:read(t.name):cast("f32"), zero))
+    end
+  end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local a, b = ours[name:sub(#prefix + 1)], ref:read(name):cast("f32")
+    if not a then
+      report(name .. " (not trained here)", math.huge, BOUND.grad, false)
+    else
+      local zero = bs.array.new("f32", b:dims())
+      local err, norm = bs.array.rel_err(a, b), bs.array.rel_err(b, zero)
+      report(name, err, BOUND.grad, err <= BOUND.grad or err * norm <= BOUND.grad_floor * largest, a)
+    end
+  end
+end
+
+local function reference_json()
+  local path = cfg.reference:gsub("[^/]*$", "") .. "reference.json"
+  local f = io.open(path)
+  if not f then
+    bs.fail(2, "the reference holds lora.* or train.*, so %s is needed for the optimizer's numbers", path)
+  end
+  f:close()
+  return checkpoint.read_json(path)
+end
+
+local function adapter_run()
+  if not (has "lora.loss" or has "lora.logits" or first_with "grad." or has "train.losses") then return end
+  local o = reference_json().optimizer
+  local dir = cfg.adapter ~= "" and cfg.adapter or cfg.model:gsub("/+$", "") .. "/adapter"
+  if not io.open(dir .. "/adapter_config.json") then
+    bs.fail(2, "the reference holds lora.* or train.*, so an adapter is needed; there is none in %s "
+      .. "(adapter=DIR)", dir)
+  end
+  local j <close> = open { adapter = dir }
+  if has "lora.logits" then
+    compare("lora.logits", j:walk({ rows }, "logits")[1], unmasked "lora.logits", BOUND.hidden)
+  end
+  if has "lora.loss" or first_with "grad." then
+    local r = j:step({ rows }, { apply = false })
+    if has "lora.loss" then compare("lora.loss", scalar(r.loss), ref:read "lora.loss", BOUND.loss) end
+    check_gradients(j, "grad.")
+  end
+  if has "train.losses" then
+    local want, losses = ref:read "train.losses", {}
+    for i = 1, want:count() do
+      losses[i] = j:step({ rows }, {
+        lr = o.lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = o.weight_decay,
+        clip = 0, next = i < want:count(),
+      }).loss
+    end
+    compare("train.losses", bs.array.new("f32", { #losses }, losses), want, BOUND.train)
+    local names, hash = {}, 0
+    local values = j:parameters()
+    for name in pairs(values) do names[#names + 1] = name end
+    table.sort(names)
+    for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
+    checks[#checks + 1] = {
+      name = "adapter after training", error = 0, bound = 0, ok = true, hash = ("%016x"):format(hash),
+    }
+  end
+  stats.adapter = j.stream:stats()
+end
+
+local function full_gradient_run()
+  if not first_with "fullgrad." then return end
+  local j <close> = open { trainable = "base" }
+  j:step({ rows }, { apply = false })
+  check_gradients(j, "fullgrad.")
+  stats.base_gradient = j.stream:stats()
+end
+
+base_run()
+adapter_run()
+full_gradient_run()
+if #checks == 0 then bs.fail(1, "%s holds nothing to check", cfg.reference) end
+print(("%d checks, %s"):format(#checks, all_ok and "all ok" or "FAILED"))
+if cfg.json ~= "" then
+  bs.write_file(cfg.json, bs.json.encode({ ok = all_ok, checks = checks, stats = stats }, { pretty = true }))
+end
+if not all_ok then os.exit(1, true) end

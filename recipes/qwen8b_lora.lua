@@ -1,0 +1,96 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- LoRA finetuning of a model that need not fit: its checkpoint is opened in place and streamed block by block.
+--
+--   bslua recipes/qwen8b_lora.lua model=DIR data=FILE.jsonl [valid=FILE.jsonl] [key=value ...]
+--   bslua recipes/qwen8b_lora.lua help
+--
+-- A data row is {"input_ids": [...], "labels": [...]}; a label of -100 is not trained.
+local bs = require "bs"
+local args = require "bs.args"
+local data = require "bs.data"
+local job = require "bs.job"
+local plan = require "bs.plan"
+local run = require "bs.run"
+
+local cfg = args.parse(arg, {
+  model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors)" },
+  data = { "", "training rows, JSON lines" },
+  valid = { "", "held-out rows: evaluated before, during and after training" },
+  out = { "adapter", "folder for the PEFT adapter" },
+  device = { "cpu", "cpu, or check:cpu to find races" },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
+  ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
+  home = { "auto", "where blocks live between visits: auto, gpu, ram, disk" },
+  steps = { 60, "optimizer steps" },
+  step_tokens = { 2048, "tokens of an optimizer step" },
+  micro_tokens = { 512, "tokens of a micro-batch at most; longer rows are dropped and counted" },
+  lr = { 2e-4, "learning rate" },
+  weight_decay = { 0.0, "decoupled weight decay" },
+  clip = { 1.0, "bound of the gradient's global norm; 0: off" },
+  r = { 16, "rank of the adapters" },
+  alpha = { 32.0, "the adapters' scale is alpha/r" },
+  rslora = { false, "scale alpha/sqrt(r) instead" },
+  dropout = { 0.0, "dropout of the adapters' input" },
+  targets = { { "all" }, "all, or names: q_proj,v_proj; or groups of the family: attention,mlp" },
+  top_fraction = { 1.0, "adapters on this upper part of the layers only" },
+  seed = { 1, "of initialisation, dropout and data order" },
+  eval_every = { 0, "evaluate every so many steps; 0: before and after only" },
+  max_refused = { 0.05, "largest share of rows that may be unusable" },
+  threads = { 0, "compute threads; 0: all cores" },
+})
+
+local function say(fmt, ...)
+  io.stdout:write(fmt:format(...), "\n")
+  io.stdout:flush()
+end
+
+if cfg.model == "" or cfg.data == "" then bs.fail(2, "model=DIR and data=FILE.jsonl are required (try: help)") end
+bs.check_folder(cfg.out)
+
+-- A budget: a size, or a share of the free memory when it is left to us.
+local function budget(name, share)
+  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
+  return args.size(cfg[name]) or bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name])
+end
+
+local process = bs.rss()
+local micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens))
+local j <close> = job.new {
+  model = cfg.model, device = cfg.device, home = cfg.home, micro_tokens = cfg.micro_tokens, micros = micros,
+  vram = budget("vram", 0.5), ram = budget("ram", 0.25),
+  seed = cfg.seed, threads = cfg.threads,
+  lora = {
+    r = cfg.r, alpha = cfg.alpha, rslora = cfg.rslora, dropout = cfg.dropout, targets = cfg.targets,
+    top_fraction = cfg.top_fraction,
+  },
+}
+local m = j.model
+
+local function open_rows(path)
+  local d, message, code = data.open(path, {
+    decode = bs.json.decode, vocab = m.config.vocab, micro_tokens = cfg.micro_tokens,
+    step_tokens = cfg.step_tokens, micros = micros, rows = j.cfg.rows, seed = cfg.seed,
+    max_refused = cfg.max_refused,
+  })
+  if not d then bs.fail(code, "%s", message) end
+  say("%s: %s", path, d:describe())
+  return d
+end
+
+local trained = 0
+for _, a in ipairs(j.adapters) do trained = trained + a.r * (a.inn + a.out) end
+say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
+  m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6)
+say("plan: %s", plan.describe(j, j.choice))
+local rows = open_rows(cfg.data)
+local valid = cfg.valid ~= "" and open_rows(cfg.valid) or nil
+say("process: %s at the start (code, interpreter, BLAS), apart from vram= and ram=", plan.mib(process))
+
+local result = run.train(j, {
+  data = rows, valid = valid, steps = cfg.steps, lr = cfg.lr, weight_decay = cfg.weight_decay, clip = cfg.clip,
+  eval_every = cfg.eval_every, out = cfg.out, say = say,
+})
+local _, peak = bs.rss()
+say("done in %.1f s; peak resident set %s; device pool %s of vram=%s", result.seconds, plan.mib(peak),
+  plan.mib(j.choice.peak), cfg.vram)
+if valid then say("held-out loss %.4f -> %.4f", result.first_eval, result.last_eval) end

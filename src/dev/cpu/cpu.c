@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** cpu.c: the reference device. Asynchronous like a real accelerator: each queue is a thread, memory of
+** device kind is reached by copies and launches only. This file has the device, its memory and the
+** issue of operations; cpu_queue.c runs them. Owner thread only.
+*/
+#include "dev/cpu/cpu.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ALIGNMENT 256
+#define PAGE      4096
+#define MAP_FROM  (1u << 20) /* from this size on memory is mapped: zero pages until it is used */
+
+typedef struct block { /* what bsi_mem.impl is */
+    char *bytes;
+    bool mapped;
+} block;
+
+static bs_status cpu_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
+{
+    (void)spec;
+    cpu_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
+    if (!d)
+        return BS_NOMEM;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    d->threads = cfg->threads ? cfg->threads : (int)BSI_MAX(cores, 1L);
+    d->jitter_us = cfg->jitter_us;
+    d->jitter_seed = cfg->jitter_seed;
+    d->fail_call = cfg->fail_call;
+    dev->impl = d;
+    bsk_cpu_init();
+    return BS_OK;
+}
+
+static void cpu_close(bs_dev *dev) /* its queues are closed */
+{
+    cpu_dev *d = dev->impl;
+    for (cpu_slab *s = d->slabs; s;) {
+        cpu_slab *next = s->next;
+        bsi_free(s);
+        s = next;
+    }
+    bsi_free(d);
+}
+
+static void cpu_props(const bs_dev *dev, bs_dev_props *out)
+{
+    (void)dev;
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    out->executes = true;
+    out->alignment = ALIGNMENT;
+    out->total_bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
+}
+
+/* ---- memory
+ * ---------------------------------------------------------------------------------------------- */
+
+static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out)
+{
+    (void)dev;
+    bs_status st = kind == BSI_MEM_DEVICE ? BS_DEVMEM : BS_NOMEM;
+    if (kind == BSI_MEM_DEVICE)
+        tag = BS_TAG_DEVICE;
+    out->tag = tag;
+    block *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
+    if (!b)
+        return BS_NOMEM;
+    b->mapped = bytes >= MAP_FROM;
+    if (b->mapped) {
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        b->bytes = p == MAP_FAILED ? NULL : p;
+        if (b->bytes)
+            bsi_account(tag, (ptrdiff_t)bytes);
+        else
+            bsi_fail_sys(st, errno, "%zu bytes of %s memory are not available", bytes,
+                         bs_tag_name(tag));
+    } else {
+        b->bytes = bsi_alloc_aligned(tag, bytes, kind == BSI_MEM_DEVICE ? ALIGNMENT : PAGE);
+    }
+    if (!b->bytes) {
+        bsi_free(b);
+        return st;
+    }
+    out->impl = b;
+    out->host = kind == BSI_MEM_DEVICE ? NULL : b->bytes;
+    return BS_OK;
+}
+
+static void cpu_mem_free(bsi_mem *mem)
+{
+    block *b = mem->impl;
+    bsi_cpu_drain(mem->dev->impl);
+    if (b->mapped) {
+        munmap(b->bytes, mem->bytes);
+        bsi_account(mem->tag, -(ptrdiff_t)mem->bytes);
+    } else {
+        bsi_free(b->bytes);
+    }
+    bsi_free(b);
+}
+
+static char *resolve(bsi_addr a)
+{
+    return ((const block *)a.mem->impl)->bytes + a.off;
+}
+
+/* ---- operations
+ * ------------------------------------------------------------------------------------------ */
+
+static bs_status cpu_event_open(bs_dev *dev, bsi_event *out)
+{
+    (void)dev;
+    out->impl = NULL; /* no record yet */
+    return BS_OK;
+}
+
+static bs_status cpu_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes)
+{
+    cpu_node *n = bsi_cpu_node(q->impl, CPU_COPY, "copy");
+    if (!n)
+        return BS_NOMEM;
+    n->u.copy.dst = resolve(dst);
+    n->u.copy.src = resolve(src);
+    n->u.copy.bytes = bytes;
+    bsi_cpu_issue(q->impl, n);
+    return BS_OK;
+}
+
+static bs_status cpu_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
+{
+    cpu_node *n = bsi_cpu_node(q->impl, CPU_FILL, "fill");
+    if (!n)
+        return BS_NOMEM;
+    n->u.fill.dst = resolve(dst);
+    n->u.fill.byte = byte;
+    n->u.fill.bytes = bytes;
+    bsi_cpu_issue(q->impl, n);
+    return BS_OK;
+}
+
+static bs_status cpu_launch(bsi_queue *q, const bsi_kcall *call)
+{
+    cpu_queue *cq = q->impl;
+    const char *label = call->label ? call->label : bsk_cpu[call->op].name;
+    if (!bsk_cpu[call->op].fn)
+        return bsi_fail(BS_UNSUPPORTED, "%s: the cpu device has no kernel number %d",
+                        label ? label : "launch", (int)call->op);
+    cpu_node *n = bsi_cpu_node(cq, CPU_LAUNCH, label ? label : "launch");
+    if (!n)
+        return BS_NOMEM;
+    bsk_call *c = &n->u.launch.call;
+    n->u.launch.op = call->op;
+    for (int i = 0; i < BSK_MAX_ARGS; i++) {
+        bool present = i < call->n_args && call->arg[i].bytes > 0;
+        c->p[i] = present ? resolve(call->arg[i].at) : NULL;
+    }
+    memcpy(c->n, call->n, sizeof c->n);
+    memcpy(c->f, call->f, sizeof c->f);
+    c->par = cq->par;
+    bsi_cpu_issue(cq, n);
+    return BS_OK;
+}
+
+static bs_status cpu_host_fn(bsi_queue *q, void (*fn)(void *), void *ud)
+{
+    cpu_node *n = bsi_cpu_node(q->impl, CPU_HOST_FN, "host_fn");
+    if (!n)
+        return BS_NOMEM;
+    n->u.host_fn.fn = fn;
+    n->u.host_fn.ud = ud;
+    bsi_cpu_issue(q->impl, n);
+    return BS_OK;
+}
+
+static bs_status cpu_queue_status(bsi_queue *q)
+{
+    return bsi_cpu_status(q->dev->impl);
+}
+
+static int cpu_violations(const bs_dev *dev, const char **text)
+{
+    (void)dev;
+    if (text)
+        *text = "";
+    return 0;
+}
+
+const bsi_dev_ops bsi_dev_cpu = {
+    .size = sizeof(bsi_dev_ops),
+    .open = cpu_open,
+    .close = cpu_close,
+    .props = cpu_props,
+    .mem_alloc = cpu_mem_alloc,
+    .mem_free = cpu_mem_free,
+    .queue_open = bsi_cpu_queue_open,
+    .queue_close = bsi_cpu_queue_close,
+    .event_open = cpu_event_open,
+    .event_close = bsi_cpu_event_close,
+    .event_record = bsi_cpu_event_record,
+    .queue_wait = bsi_cpu_queue_wait,
+    .event_query = bsi_cpu_event_query,
+    .copy = cpu_copy,
+    .fill = cpu_fill,
+    .launch = cpu_launch,
+    .host_fn = cpu_host_fn,
+    .queue_status = cpu_queue_status,
+    .violations = cpu_violations,
+};

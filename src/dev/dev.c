@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** dev.c: the checked front of every device. It owns the objects that callers hold (memories, queues,
+** events) and refuses what no backend should see: ranges outside their memory, objects of another
+** device, a device that is lost or closed. The two blocking waits of the library are here.
+**
+** Called by the owner thread of the device. A device that is closed while objects of it are open stays
+** until the last of them is closed. On check devices closed objects are kept (without their resources)
+** until the end, so that their use is an error and not a read of freed memory.
+*/
+#include "dev/dev.h"
+#include "dev/dev_private.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_SITES    256
+#define MAX_THREADS  1024
+#define SPINS        64      /* queries before the first sleep */
+#define SLEEP_MIN_NS 20000   /* 20 us */
+#define SLEEP_MAX_NS 1000000 /* 1 ms */
+
+typedef struct device {
+    bs_dev pub;     /* first: its address is the device's */
+    bs_errinfo why; /* it was lost */
+    pthread_t owner;
+    bool checked; /* a check device: closed objects are kept, the calling thread is compared */
+    bool closed, pumping;
+    size_t live;
+    struct object *graves;
+} device;
+
+typedef struct object {
+    union {
+        bsi_mem mem;
+        bsi_queue queue;
+        bsi_event event;
+    } pub; /* first: its address is the object's */
+    bool closed;
+    bsi_event *sync;     /* queue: what bsi_queue_sync records */
+    char *name;          /* queue */
+    struct object *next; /* in graves */
+} object;
+
+static inline device *device_of(const bs_dev *dev)
+{
+    return (device *)(uintptr_t)dev;
+}
+
+static inline object *object_of(const void *pub)
+{
+    return (object *)(uintptr_t)pub;
+}
+
+/* ---- open and close
+ * ---------------------------------------------------------------------------------- */
+
+bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
+{
+    static const struct {
+        const char *name;
+        const bsi_dev_ops *ops;
+    } backend[] = {{"cpu", &bsi_dev_cpu}, {"meta", &bsi_dev_meta}};
+    for (size_t i = 0; i < BSI_COUNT(backend); i++) {
+        if (strcmp(name, backend[i].name) == 0) {
+            *out = backend[i].ops;
+            return BS_OK;
+        }
+    }
+    if (strcmp(name, "cuda") == 0)
+        return bsi_fail(BS_UNSUPPORTED, "device 'cuda' is not in this build; use 'cpu'");
+    return bsi_fail(
+        BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'check:cpu', 'check:meta'", name);
+}
+
+bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
+{
+    static const bs_dev_cfg defaults;
+    const bsi_dev_ops *ops = NULL;
+    *out = NULL;
+    if (!spec || strlen(spec) >= sizeof((*out)->spec))
+        return bsi_fail(BS_ARG, "a device needs a name such as 'cpu' (at most %zu characters)",
+                        sizeof((*out)->spec) - 1);
+    if (!cfg)
+        cfg = &defaults;
+    if (cfg->threads < 0 || cfg->threads > MAX_THREADS)
+        return bsi_fail(BS_ARG, "device '%s': %d threads asked, 0 (all cores) to %d possible", spec,
+                        cfg->threads, MAX_THREADS);
+    bool checked = strncmp(spec, "check:", 6) == 0;
+    BSI_TRY(bsi_dev_backend(checked ? spec + 6 : spec, &ops));
+    if (checked)
+        ops = &bsi_dev_check;
+    if (ops->size != sizeof *ops)
+        return bsi_fail(BS_INTERNAL, "device '%s' was built against another version of its interface",
+                        spec);
+    device *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
+    if (!d)
+        return BS_NOMEM;
+    d->pub.ops = ops;
+    d->owner = pthread_self();
+    d->checked = checked;
+    snprintf(d->pub.spec, sizeof d->pub.spec, "%s", spec);
+    bs_status st = ops->open(checked ? spec + 6 : spec, cfg, &d->pub);
+    if (st != BS_OK) {
+        bsi_free(d);
+        return bsi_wrap(st, "device '%s'", spec);
+    }
+    *out = &d->pub;
+    return BS_OK;
+}
+
+static void destroy(device *d)
+{
+    d->pub.ops->close(&d->pub);
+    for (object *o = d->graves; o;) {
+        object *next = o->next;
+        bsi_free(o->name);
+        bsi_free(o);
+        o = next;
+    }
+    bsi_free(d);
+}
+
+void bs_dev_close(bs_dev *dev)
+{
+    if (!dev)
+        return;
+    device *d = device_of(dev);
+    d->closed = true;
+    dev->pump = NULL;
+    if (d->live == 0)
+        destroy(d);
+}
+
+void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out)
+{
+    memset(out, 0, sizeof *out);
+    dev->ops->props(dev, out);
+    snprintf(out->name, sizeof out->name, "%s", dev->spec);
+}
+
+int bs_dev_violations(const bs_dev *dev, const char **text)
+{
+    return dev->ops->violations(dev, text);
+}
+
+void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud)
+{
+    dev->pump = pump;
+    dev->pump_ud = ud;
+}
+
+/* ---- checks that every call makes
+ * ----------------------------------------------------------------------- */
+
+/* Nothing can be issued on a device that is closed or lost. */
+static bs_status usable(const bs_dev *dev, const char *what)
+{
+    if (!dev)
+        return bsi_fail(BS_ARG, "%s: no device", what);
+    const device *d = device_of(dev);
+    if (d->closed)
+        return bsi_fail(BS_STATE, "%s: device '%s' is closed", what, dev->spec);
+    if (d->checked && !pthread_equal(d->owner, pthread_self()))
+        return bsi_fail(BS_STATE, "%s: device '%s' was called by a thread that does not own it", what,
+                        dev->spec);
+    if (dev->lost) {
+        bsi_fail_from(&d->why);
+        return bsi_wrap(BS_DEVICE, "%s: device '%s' is lost until it is closed", what, dev->spec);
+    }
+    return BS_OK;
+}
+
+/* Execution errors are sticky: the first one is what every later call repeats. */
+static bs_status settle(bs_dev *dev, bs_status st)
+{
+    if (st == BS_DEVICE && !dev->lost) {
+        dev->lost = true;
+        device_of(dev)->why = *bs_error();
+    }
+    return st;
+}
+
+static bs_status object_ok(const bs_dev *dev, const bs_dev *home, const object *o, const char *what,
+                           const char *noun)
+{
+    if (o->closed)
+        return bsi_fail(BS_STATE, "%s: the %s was closed before", what, noun);
+    if (home != dev)
+        return bsi_fail(BS_ARG, "%s: the %s belongs to device '%s', the call to '%s'", what, noun,
+                        home->spec, dev->spec);
+    return BS_OK;
+}
+
+static bs_status queue_ok(const bsi_queue *q, const char *what)
+{
+    if (!q)
+        return bsi_fail(BS_ARG, "%s: no queue", what);
+    BSI_TRY(object_ok(q->dev, q->dev, object_of(q), what, "queue"));
+    return usable(q->dev, what);
+}
+
+static bs_status event_ok(const bs_dev *dev, const bsi_event *ev, const char *what)
+{
+    if (!ev)
+        return bsi_fail(BS_ARG, "%s: no event", what);
+    return object_ok(dev ? dev : ev->dev, ev->dev, object_of(ev), what, "event");
+}
+
+static bs_status range_ok(const bs_dev *dev, bsi_addr at, size_t bytes, const char *what,
+                          const char *noun)
+{
+    size_t end;
+    if (!at.mem)
+        return bsi_fail(BS_ARG, "%s: %s has no memory", what, noun);
+    if (object_of(at.mem)->closed)
+        return bsi_fail(BS_STATE, "%s: %s is memory that was freed before", what, noun);
+    if (at.mem->dev != dev)
+        return bsi_fail(BS_ARG, "%s: %s is memory of device '%s', the call of '%s'", what, noun,
+                        at.mem->dev->spec, dev->spec);
+    if (!bsi_add_size(at.off, bytes, &end) || end > at.mem->bytes)
+        return bsi_fail(BS_ARG, "%s: %s is %zu bytes at offset %zu of a memory of %zu bytes", what,
+                        noun, bytes, at.off, at.mem->bytes);
+    return BS_OK;
+}
+
+/* ---- objects
+ * ------------------------------------------------------------------------------------------- */
+
+static object *new_object(void)
+{
+    return bsi_alloc(BS_TAG_MISC, sizeof(object));
+}
+
+static void object_opened(bs_dev *dev)
+{
+    device_of(dev)->live++;
+}
+
+/* False: it was closed before (only check devices remember). */
+static bool object_closing(bs_dev *dev, const object *o, const char *noun)
+{
+    if (!o->closed)
+        return true;
+    bsi_fail(BS_STATE, "the %s was closed before", noun);
+    bsi_check_note(dev, "%s closed twice", noun);
+    return false;
+}
+
+static void object_closed(bs_dev *dev, object *o)
+{
+    device *d = device_of(dev);
+    o->closed = true;
+    if (d->checked) {
+        o->next = d->graves;
+        d->graves = o;
+    } else {
+        bsi_free(o->name);
+        bsi_free(o);
+    }
+    if (--d->live == 0 && d->closed)
+        destroy(d);
+}
+
+bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem **out)
+{
+    *out = NULL;
+    BSI_TRY(usable(dev, "mem_alloc"));
+    if ((unsigned)kind > BSI_MEM_DEVICE || (unsigned)tag >= BS_TAG_COUNT)
+        return bsi_fail(BS_ARG, "mem_alloc: memory kind %d or tag %d does not exist", (int)kind,
+                        (int)tag);
+    object *o = new_object();
+    if (!o)
+        return BS_NOMEM;
+    o->pub.mem = (bsi_mem){.dev = dev, .kind = kind, .tag = tag, .bytes = bytes};
+    bs_status st = settle(dev, dev->ops->mem_alloc(dev, kind, tag, bytes, &o->pub.mem));
+    if (st != BS_OK) {
+        bsi_free(o);
+        return st;
+    }
+    object_opened(dev);
+    *out = &o->pub.mem;
+    return BS_OK;
+}
+
+void bsi_mem_free(bsi_mem *mem)
+{
+    if (!mem || !object_closing(mem->dev, object_of(mem), "memory"))
+        return;
+    mem->dev->ops->mem_free(mem);
+    object_closed(mem->dev, object_of(mem));
+}
+
+bs_status bsi_queue_open(bs_dev *dev, const char *name, bsi_queue **out)
+{
+    *out = NULL;
+    BSI_TRY(usable(dev, "queue_open"));
+    object *o = new_object();
+    if (!o)
+        return BS_NOMEM;
+    bs_status st = BS_NOMEM;
+    o->name = bsi_strdup(BS_TAG_MISC, name ? name : "queue");
+    if (!o->name)
+        goto done;
+    o->pub.queue = (bsi_queue){.dev = dev, .name = o->name};
+    st = bsi_event_open(dev, &o->sync);
+    if (st != BS_OK)
+        goto done;
+    st = settle(dev, dev->ops->queue_open(dev, o->name, &o->pub.queue));
+    if (st != BS_OK)
+        goto done;
+    object_opened(dev);
+    *out = &o->pub.queue;
+    return BS_OK;
+done:
+    bsi_event_close(o->sync);
+    bsi_free(o->name);
+    bsi_free(o);
+    return st;
+}
+
+void bsi_queue_close(bsi_queue *q)
+{
+    if (!q || !object_closing(q->dev, object_of(q), "queue"))
+        return;
+    object *o = object_of(q);
+    q->dev->ops->queue_close(q);
+    bsi_event_close(o->sync); /* the queue itself keeps the device open until the next line */
+    object_closed(q->dev, o);
+}
+
+bs_status bsi_event_open(bs_dev *dev, bsi_event **out)
+{
+    *out = NULL;
+    BSI_TRY(usable(dev, "event_open"));
+    object *o = new_object();
+    if (!o)
+        return BS_NOMEM;
+    o->pub.event = (bsi_event){.dev = dev};
+    bs_status st = settle(dev, dev->ops->event_open(dev, &o->pub.event));
+    if (st != BS_OK) {
+        bsi_free(o);
+        return st;
+    }
+    object_opened(dev);
+    *out = &o->pub.event;
+    return BS_OK;
+}
+
+void bsi_event_close(bsi_event *ev)
+{
+    if (!ev || !object_closing(ev->dev, object_of(ev), "event"))
+        return;
+    ev->dev->ops->event_close(ev);
+    object_closed(ev->dev, object_of(ev));
+}
+
+/* ---- order
+ * ----------------------------------------------------------------------------------------------- */
+
+/* Appended under the lock, read without it: an entry is complete before the count covers it. */
+static pthread_mutex_t sites_lock = PTHREAD_MUTEX_INITIALIZER;
+static const char *sites[MAX_SITES];
+static atomic_int n_sites;
+
+static bool site_known(const char *site, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (sites[i] == site || strcmp(sites[i], site) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void add_site(const char *site)
+{
+    if (site_known(site, atomic_load_explicit(&n_sites, memory_order_acquire)))
+        return;
+    pthread_mutex_lock(&sites_lock);
+    int n = atomic_load_explicit(&n_sites, memory_order_relaxed);
+    if (n < MAX_SITES && !site_known(site, n)) {
+        sites[n] = site;
+        atomic_store_explicit(&n_sites, n + 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&sites_lock);
+}
+
+int bsi_wait_sites(const char *const **out)
+{
+    *out = sites;
+    return atomic_load_explicit(&n_sites, memory_order_acquire);
+}
+
+bs_status bsi_event_record(bsi_event *ev, bsi_queue *q)
+{
+    BSI_TRY(queue_ok(q, "event_record"));
+    BSI_TRY(event_ok(q->dev, ev, "event_record"));
+    return settle(q->dev, q->dev->ops->event_record(ev, q));
+}
+
+bs_status bsi_queue_wait(bsi_queue *q, const bsi_event *ev, const char *site)
+{
+    if (!site || !*site)
+        return bsi_fail(BS_ARG, "queue_wait: a wait needs the name of its place in the source");
+    BSI_TRY(queue_ok(q, site));
+    BSI_TRY(event_ok(q->dev, ev, site));
+    add_site(site);
+    return settle(q->dev, q->dev->ops->queue_wait(q, ev, site));
+}
+
+bs_status bsi_event_query(const bsi_event *ev)
+{
+    BSI_TRY(event_ok(NULL, ev, "event_query"));
+    BSI_TRY(usable(ev->dev, "event_query"));
+    return settle(ev->dev, ev->dev->ops->event_query(ev));
+}
+
+bs_status bsi_queue_status(bsi_queue *q)
+{
+    BSI_TRY(queue_ok(q, "queue_status"));
+    return settle(q->dev, q->dev->ops->queue_status(q));
+}
+
+/* ---- operations
+ * ------------------------------------------------------------------------------------------ */
+
+bs_status bsi_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes)
+{
+    BSI_TRY(queue_ok(q, "copy"));
+    BSI_TRY(range_ok(q->dev, dst, bytes, "copy", "destination"));
+    BSI_TRY(range_ok(q->dev, src, bytes, "copy", "source"));
+    if (bytes == 0)
+        return BS_OK;
+    if (dst.mem == src.mem && dst.off < src.off + bytes && src.off < dst.off + bytes)
+        return bsi_fail(BS_ARG, "copy: %zu bytes from offset %zu to %zu of one memory overlap", bytes,
+                        src.off, dst.off);
+    return settle(q->dev, q->dev->ops->copy(q, dst, src, bytes));
+}
+
+bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
+{
+    BSI_TRY(queue_ok(q, "fill"));
+    BSI_TRY(range_ok(q->dev, dst, bytes, "fill", "destination"));
+    if (byte < 0 || byte > 255)
+        return bsi_fail(BS_ARG, "fill: %d is not a byte", byte);
+    if (bytes == 0)
+        return BS_OK;
+    return settle(q->dev, q->dev->ops->fill(q, dst, byte, bytes));
+}
+
+static bs_status operand_ok(const bs_dev *dev, const bsi_arg *a, const char *label, int i)
+{
+    char noun[32];
+    if (a->bytes == 0)
+        return BS_OK;
+    snprintf(noun, sizeof noun, "operand %d", i + 1);
+    BSI_TRY(range_ok(dev, a->at, a->bytes, label, noun));
+    if (a->mode < BSI_READ || a->mode > BSI_READWRITE)
+        return bsi_fail(BS_ARG, "%s: %s says neither read nor write", label, noun);
+    if (a->at.mem->kind != BSI_MEM_DEVICE)
+        return bsi_fail(BS_ARG, "%s: %s is host memory; a kernel reaches device memory only", label,
+                        noun);
+    return BS_OK;
+}
+
+bs_status bsi_launch(bsi_queue *q, const bsi_kcall *call)
+{
+    const char *label = call && call->label ? call->label : "launch";
+    BSI_TRY(queue_ok(q, label));
+    if (!call || (unsigned)call->op >= BSK_OP_COUNT)
+        return bsi_fail(BS_ARG, "%s: kernel number %d does not exist", label,
+                        call ? (int)call->op : -1);
+    if (call->n_args < 0 || call->n_args > BSK_MAX_ARGS)
+        return bsi_fail(BS_ARG, "%s: %d operands given, 0 to %d possible", label, call->n_args,
+                        BSK_MAX_ARGS);
+    for (int i = 0; i < call->n_args; i++)
+        BSI_TRY(operand_ok(q->dev, &call->arg[i], label, i));
+    return settle(q->dev, q->dev->ops->launch(q, call));
+}
+
+bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud)
+{
+    BSI_TRY(queue_ok(q, "host_fn"));
+    if (!fn)
+        return bsi_fail(BS_ARG, "host_fn: no function");
+    return settle(q->dev, q->dev->ops->host_fn(q, fn, ud));
+}
+
+/* ---- blocking waits
+ * -------------------------------------------------------------------------------------- */
+
+/* A pump may wait itself; it is not entered again from there. */
+static void pump(device *d)
+{
+    if (!d->pub.pump || d->pumping)
+        return;
+    d->pumping = true;
+    d->pub.pump(d->pub.pump_ud);
+    d->pumping = false;
+}
+
+static void back_off(int *round)
+{
+    if (++*round <= SPINS)
+        return;
+    int doublings = BSI_MIN((*round - SPINS) / 16, 6);
+    long ns = BSI_MIN((long)SLEEP_MIN_NS << doublings, (long)SLEEP_MAX_NS);
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+bs_status bsi_event_sync(const bsi_event *ev)
+{
+    int round = 0;
+    for (;;) {
+        bs_status st = bsi_event_query(ev);
+        if (st != BS_AGAIN)
+            return st;
+        if (bs_cancelled())
+            return bsi_fail(BS_CANCELLED, "cancelled while waiting for device '%s'", ev->dev->spec);
+        pump(device_of(ev->dev));
+        back_off(&round);
+    }
+}
+
+bs_status bsi_queue_sync(bsi_queue *q)
+{
+    BSI_TRY(queue_ok(q, "queue_sync"));
+    bsi_event *ev = object_of(q)->sync;
+    BSI_TRY(bsi_event_record(ev, q));
+    BSI_TRY(bsi_event_sync(ev));
+    return bsi_queue_status(q);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** dev_private.h: what dev.c shares with the backends beside it and nobody else.
+*/
+#ifndef BS_DEV_PRIVATE_H
+#define BS_DEV_PRIVATE_H
+
+#include "dev/dev.h"
+
+/* The backend of a plain name ("cpu", "meta"), or a failure that lists the names. */
+bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out);
+/* check devices: count a misuse that a function without a status cannot return. */
+void bsi_check_note(const bs_dev *dev, const char *fmt, ...) BSI_PRINTF(2, 3);
+
+/* Fault injection, the same in every backend: true for the cfg.fail_call-th operation. */
+static inline bool bsi_dev_fails(uint64_t fail_call, uint64_t *calls)
+{
+    return ++*calls == fail_call;
+}
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** engine.c: a device with its three queues (compute, copy-in, copy-out), its pool, the expand region and
+** the binding table of the current visit. Owner thread only. Small host <-> device transfers (batches,
+** scalars, parameters) go through two pinned staging buffers on the compute queue, so that they are in
+** order with the launches that use them.
+*/
+#include "engine/engine.h"
+
+#include <string.h>
+
+enum { STAGING_BYTES = 1 << 20 };
+
+typedef struct staging {
+    bsi_mem *mem;
+    bsi_event *done; /* of the last copy that used it */
+} staging;
+
+typedef struct engine_box { /* the public part first */
+    bs_engine e;
+    staging up[2], down;
+    int next_up;
+    bsi_event *tail;
+} engine_box;
+
+static engine_box *box_of(bs_engine *e)
+{
+    return (engine_box *)e;
+}
+
+static void pump_engine(void *ud)
+{
+    bs_engine *e = ud;
+    if (e->pump)
+        e->pump(e->pump_ud);
+}
+
+static bs_status open_staging(bs_engine *e, staging *s)
+{
+    BSI_TRY(bsi_mem_alloc(e->dev, BSI_MEM_PINNED, BS_TAG_STAGING, STAGING_BYTES, &s->mem));
+    return bsi_event_open(e->dev, &s->done);
+}
+
+static bs_status open_parts(engine_box *b, const bs_engine_cfg *cfg)
+{
+    bs_engine *e = &b->e;
+    BSI_TRY(bsi_queue_open(e->dev, "compute", &e->compute));
+    BSI_TRY(bsi_queue_open(e->dev, "copy-in", &e->copy_in));
+    BSI_TRY(bsi_queue_open(e->dev, "copy-out", &e->copy_out));
+    BSI_TRY(bsi_event_open(e->dev, &b->tail));
+    BSI_TRY(open_staging(e, &b->up[0]));
+    BSI_TRY(open_staging(e, &b->up[1]));
+    BSI_TRY(open_staging(e, &b->down));
+    BSI_TRY(bsi_pool_open(e->dev, cfg->pool_bytes, &e->pool));
+    if (cfg->expand_bytes)
+        BSI_TRY(bsi_pool_region(e->pool, "expand", cfg->expand_bytes, &e->expand));
+    e->expand_bytes = cfg->expand_bytes;
+    e->binding.n_blocks = cfg->n_blocks;
+    e->binding.base = bsi_alloc(BS_TAG_HEADER, (size_t)BSI_MAX(cfg->n_blocks, 1) * sizeof(bsi_addr));
+    if (!e->binding.base)
+        return BS_NOMEM;
+    e->binding.visit = "none";
+    return BS_OK;
+}
+
+bs_status bs_engine_open(const bs_engine_cfg *cfg, bs_engine **out)
+{
+    if (!cfg->dev || cfg->n_blocks < 0)
+        return bsi_fail(BS_ARG, "engine: a device and a number of blocks >= 0 are required");
+    engine_box *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
+    if (!b)
+        return BS_NOMEM;
+    b->e.dev = cfg->dev;
+    b->e.seed = cfg->seed;
+    bs_dev_props_get(cfg->dev, &b->e.props);
+    bs_status st = open_parts(b, cfg);
+    if (st != BS_OK) {
+        bs_engine_close(&b->e);
+        return bsi_wrap(st, "engine");
+    }
+    bsi_dev_pump_set(cfg->dev, pump_engine, &b->e);
+    *out = &b->e;
+    return BS_OK;
+}
+
+static void close_staging(staging *s)
+{
+    bsi_event_close(s->done);
+    bsi_mem_free(s->mem);
+}
+
+void bs_engine_close(bs_engine *e)
+{
+    if (!e)
+        return;
+    engine_box *b = box_of(e);
+    bsi_dev_pump_set(e->dev, NULL, NULL);
+    if (e->tensors_free)
+        e->tensors_free(e->tensors);
+    bsi_queue_close(e->copy_out);
+    bsi_queue_close(e->copy_in);
+    bsi_queue_close(e->compute);
+    bsi_event_close(b->tail);
+    close_staging(&b->up[0]);
+    close_staging(&b->up[1]);
+    close_staging(&b->down);
+    bsi_pool_close(e->pool);
+    bsi_free(e->binding.base);
+    bsi_free(b);
+}
+
+void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out)
+{
+    bsi_pool_stats s;
+    bsi_pool_stats_get(e->pool, &s);
+    *out = (bs_engine_stats){s.pool_bytes, s.fixed_bytes, s.arena_now,
+                             s.arena_peak, s.fixed_bytes + s.arena_peak, e->launches};
+}
+
+bs_status bs_engine_seal(bs_engine *e)
+{
+    if (e->sealed)
+        return bsi_fail(BS_STATE, "engine: sealed already");
+    BSI_TRY(bsi_pool_seal(e->pool, 0));
+    e->sealed = true;
+    return BS_OK;
+}
+
+bs_status bs_engine_sync(bs_engine *e)
+{
+    BSI_TRY(bsi_queue_sync(e->compute));
+    BSI_TRY(bsi_queue_sync(e->copy_in));
+    return bsi_queue_sync(e->copy_out);
+}
+
+bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
+{
+    e->launches++;
+    BSI_TRY(bsi_launch(e->compute, call));
+    pump_engine(e);
+    return BS_OK;
+}
+
+bs_status bsi_engine_drain(bs_engine *e)
+{
+    engine_box *b = box_of(e);
+    BSI_TRY(bsi_event_record(b->tail, e->compute));
+    return bsi_event_sync(b->tail);
+}
+
+bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
+{
+    staging *s = &box_of(e)->down;
+    char *dst = to;
+    if (!e->props.executes)
+        return bsi_fail(BS_UNSUPPORTED, "device '%s' holds no bytes to read", e->props.name);
+    for (size_t done = 0; done < bytes;) {
+        size_t n = BSI_MIN(bytes - done, (size_t)STAGING_BYTES);
+        BSI_TRY(bsi_copy(e->compute, (bsi_addr){s->mem, 0}, bsi_addr_add(from, done), n));
+        BSI_TRY(bsi_event_record(s->done, e->compute));
+        BSI_TRY(bsi_event_sync(s->done));
+        memcpy(dst + done, s->mem->host, n);
+        done += n;
+    }
+    return BS_OK;
+}
+
+bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t bytes)
+{
+    engine_box *b = box_of(e);
+    const char *src = from;
+    if (!e->props.executes)
+        return BS_OK;
+    for (size_t done = 0; done < bytes;) {
+        staging *s = &b->up[b->next_up];
+        size_t n = BSI_MIN(bytes - done, (size_t)STAGING_BYTES);
+        b->next_up ^= 1;
+        BSI_TRY(bsi_event_sync(s->done));
+        memcpy(s->mem->host, src + done, n);
+        BSI_TRY(bsi_copy(e->compute, bsi_addr_add(to, done), (bsi_addr){s->mem, 0}, n));
+        BSI_TRY(bsi_event_record(s->done, e->compute));
+        done += n;
+    }
+    return BS_OK;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** aio_pool.c: reads by a few threads that call pread. The owner hands requests over through a queue
+*under
+** a mutex; finished ones come back on a list that only grows (owner takes all of it at once), with a
+** semaphore that wakes the owner. The way back has no lock, so that nothing but the list orders a
+** thread's writes before the owner's reads. Threads touch a request between the two, nothing else.
+*/
+#include "io/aio.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct pool {
+    pthread_mutex_t lock; /* guards head, tail, stop */
+    pthread_cond_t work;
+    bsi_request *head, **tail;
+    bool stop;
+    _Atomic(bsi_request *)
+        done;       /* newest first; threads push (release), the owner takes all (acquire) */
+    sem_t finished; /* one post per push */
+    int n;
+    pthread_t thread[]; /* [n] */
+} pool;
+
+static bsi_request *take(pool *p)
+{
+    pthread_mutex_lock(&p->lock);
+    while (!p->head && !p->stop)
+        pthread_cond_wait(&p->work, &p->lock);
+    bsi_request *r = p->head;
+    if (r && !(p->head = r->next))
+        p->tail = &p->head;
+    pthread_mutex_unlock(&p->lock);
+    return r;
+}
+
+static void *run(void *arg)
+{
+    pool *p = arg;
+    for (bsi_request *r; (r = take(p));) {
+        ssize_t n = pread(r->fd, r->buffer, r->length, (off_t)r->offset);
+        r->result = n < 0 ? -errno : n;
+        r->next = atomic_load_explicit(&p->done, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak_explicit(&p->done, &r->next, r, memory_order_release,
+                                                      memory_order_relaxed))
+            ;
+        sem_post(&p->finished);
+    }
+    return NULL;
+}
+
+static void pool_start(void *e, bsi_request *r)
+{
+    pool *p = e;
+    r->next = NULL;
+    pthread_mutex_lock(&p->lock);
+    *p->tail = r;
+    p->tail = &r->next;
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void pool_flush(void *e)
+{
+    (void)e; /* start hands over at once */
+}
+
+static bsi_request *pool_poll(void *e)
+{
+    pool *p = e;
+    bsi_request *all = atomic_exchange_explicit(&p->done, NULL, memory_order_acquire), *list = NULL;
+    while (all) {
+        bsi_request *next = all->next;
+        all->next = list;
+        list = all;
+        all = next;
+        sem_trywait(
+            &p->finished); /* its post, unless that is still to come: then one wait ends early */
+    }
+    return list;
+}
+
+static void pool_wait(void *e, unsigned wait_us)
+{
+    pool *p = e;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += wait_us / 1000000;
+    t.tv_nsec += (long)(wait_us % 1000000) * 1000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    sem_clockwait(&p->finished, CLOCK_MONOTONIC,
+                  &t); /* a finish, a signal or the time: all end the wait */
+}
+
+static void pool_close(void *e)
+{
+    pool *p = e;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < p->n; i++)
+        pthread_join(p->thread[i], NULL);
+    sem_destroy(&p->finished);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    bsi_free(p);
+}
+
+bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine, void **e)
+{
+    static const bsi_aio_engine pool_engine = {"pool",    pool_close, pool_start, pool_flush,
+                                               pool_poll, pool_wait,  NULL};
+    (void)depth; /* requests are the caller's: the queue has room for any number */
+    pool *p = bsi_alloc(BS_TAG_MISC, sizeof *p + (size_t)threads * sizeof p->thread[0]);
+    if (!p)
+        return BS_NOMEM;
+    p->tail = &p->head;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    sem_init(&p->finished, 0, 0);
+
+    /* Signals are for the owner: the threads begin with all of them blocked. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int err = 0;
+    while (p->n < threads && (err = pthread_create(&p->thread[p->n], NULL, run, p)) == 0)
+        pthread_setname_np(p->thread[p->n++], "bs-io");
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (err) {
+        int n = p->n;
+        pool_close(p);
+        return bsi_fail_sys(BS_NOMEM, err, "only %d of %d reading threads could be started", n,
+                            threads);
+    }
+    *engine = &pool_engine;
+    *e = p;
+    return BS_OK;
+}

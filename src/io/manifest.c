@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** manifest.c: where each block's bytes are. Built call by call, then frozen by bs_manifest_finish,
+*which
+** opens the files and computes the three layouts of a block: aligned extents (disk and host slot), the
+** canonical device layout, and the f32 expansion. Owner thread. After finish nothing changes and every
+** pointer handed out stays; before it, pointers last until the next add.
+*/
+#include "base/json.h"
+#include "io/private.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PLACE 256 /* alignment of tensors in device layouts */
+
+typedef struct block {
+    bs_block_info info;
+    bs_tensor_info *tensor; /* [info.n_tensors] */
+    int cap;
+    bsi_extent *extent; /* [info.n_extents] */
+    int *extent_of;     /* [info.n_tensors] */
+} block;
+
+struct bs_manifest {
+    bsi_file *file;
+    block *block;
+    bsi_rows_info *rows;
+    int n_files, n_blocks, n_rows, cap_files, cap_blocks, cap_rows;
+    bool finished;
+    uint64_t digest;
+    size_t align;
+};
+
+/* Room for one more element of `size` bytes. */
+static bs_status grow(void *array, int n, int *cap, size_t size)
+{
+    void **p = array;
+    size_t bytes;
+    if (n < *cap)
+        return BS_OK;
+    if (*cap > INT_MAX / 2 || !bsi_mul_size((size_t)*cap * 2 + 8, size, &bytes))
+        return bsi_fail(BS_NOMEM, "manifest: more than %d entries of one kind", *cap);
+    void *q = bsi_realloc(BS_TAG_HEADER, *p, bytes);
+    if (!q)
+        return BS_NOMEM;
+    *p = q;
+    *cap = *cap * 2 + 8;
+    return BS_OK;
+}
+
+bs_status bs_manifest_new(bs_manifest **out)
+{
+    *out = bsi_alloc(BS_TAG_HEADER, sizeof **out);
+    return *out ? BS_OK : BS_NOMEM;
+}
+
+static void free_name(const char *name)
+{
+    union {
+        const char *in;
+        void *out;
+    } p = {.in = name}; /* ours, const only for the reader */
+    bsi_free(p.out);
+}
+
+void bs_manifest_free(bs_manifest *m)
+{
+    if (!m)
+        return;
+    for (int i = 0; i < m->n_files; i++)
+        bsi_file_close(&m->file[i]);
+    for (int i = 0; i < m->n_rows; i++)
+        free_name(m->rows[i].name);
+    for (int i = 0; i < m->n_blocks; i++) {
+        block *b = &m->block[i];
+        for (int k = 0; k < b->info.n_tensors; k++)
+            free_name(b->tensor[k].name);
+        free_name(b->info.name);
+        free_name(b->info.kind);
+        bsi_free(b->tensor);
+        bsi_free(b->extent);
+        bsi_free(b->extent_of);
+    }
+    bsi_free(m->file);
+    bsi_free(m->rows);
+    bsi_free(m->block);
+    bsi_free(m);
+}
+
+/* ---- building ---------------------------------------------------------------------------------- */
+
+static bs_status check_open(const bs_manifest *m, const char *what, const char *name)
+{
+    if (m->finished)
+        return bsi_fail(BS_STATE, "manifest: %s cannot be added, it is finished", what);
+    if (!name || !*name)
+        return bsi_fail(BS_ARG, "manifest: a %s needs a name", what);
+    if (!bsi_json_utf8_valid(name, strlen(name)))
+        return bsi_fail(BS_ARG, "manifest: the name of a %s is not UTF-8: '%s'", what, name);
+    return BS_OK;
+}
+
+bs_status bs_manifest_add_file(bs_manifest *m, const char *path, int *out)
+{
+    struct stat st;
+    int fd;
+    BSI_TRY(check_open(m, "file", path));
+    for (int i = 0; i < m->n_files; i++)
+        if (strcmp(m->file[i].path, path) == 0) {
+            *out = i;
+            return BS_OK;
+        }
+    BSI_TRY(bsi_open_regular(path, 0, &st, &fd, NULL));
+    close(fd); /* finish opens it for good */
+    BSI_TRY(grow(&m->file, m->n_files, &m->cap_files, sizeof *m->file));
+    bsi_file *f = &m->file[m->n_files];
+    *f = (bsi_file){.fd = -1};
+    bsi_file_identify(f, &st);
+    if (!(f->path = bsi_strdup(BS_TAG_HEADER, path)))
+        return BS_NOMEM;
+    *out = m->n_files++;
+    return BS_OK;
+}
+
+bs_status bs_manifest_add_block(bs_manifest *m, const char *name, const char *kind, int *out)
+{
+    BSI_TRY(check_open(m, "block", name));
+    BSI_TRY(check_open(m, "kind of block", kind));
+    BSI_TRY(grow(&m->block, m->n_blocks, &m->cap_blocks, sizeof *m->block));
+    block *b = &m->block[m->n_blocks];
+    *b = (block){0};
+    b->info.name = bsi_strdup(BS_TAG_HEADER, name);
+    b->info.kind = bsi_strdup(BS_TAG_HEADER, kind);
+    if (!b->info.name || !b->info.kind) {
+        free_name(b->info.name);
+        free_name(b->info.kind);
+        return BS_NOMEM;
+    }
+    *out = m->n_blocks++;
+    return BS_OK;
+}
+
+/* The bytes of a dtype and shape, which must lie in the file. */
+static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t, int ndim,
+                             const int64_t *dim, int file, uint64_t offset, uint64_t *bytes)
+{
+    size_t n = bs_dtype_size(t);
+    if (t != BS_DTYPE_F32 && t != BS_DTYPE_BF16 && t != BS_DTYPE_F16)
+        return bsi_fail(BS_DTYPE, "manifest: '%s' is stored as %s; weights can be f32, bf16 or f16",
+                        name, bs_dtype_name(t));
+    if (ndim < 0 || ndim > BS_MAX_DIMS)
+        return bsi_fail(BS_SHAPE, "manifest: '%s' has %d dimensions, 0 to %d are possible", name, ndim,
+                        BS_MAX_DIMS);
+    for (int i = 0; i < ndim; i++) {
+        if (dim[i] < 1)
+            return bsi_fail(BS_SHAPE, "manifest: dimension %d of '%s' is %lld, at least 1 is needed",
+                            i + 1, name, (long long)dim[i]);
+        if (!bsi_mul_size(n, (size_t)dim[i], &n))
+            return bsi_fail(BS_SHAPE, "manifest: the product of the dimensions of '%s' overflows",
+                            name);
+    }
+    if (file < 0 || file >= m->n_files)
+        return bsi_fail(BS_ARG, "manifest: '%s' is in file %d, there are %d files", name, file,
+                        m->n_files);
+    const bsi_file *f = &m->file[file];
+    if (offset > f->bytes || n > f->bytes - offset)
+        return bsi_fail(BS_ARG, "manifest: '%s' has %zu bytes at %llu; file '%s' has %llu", name, n,
+                        (unsigned long long)offset, f->path, (unsigned long long)f->bytes);
+    *bytes = n;
+    return BS_OK;
+}
+
+bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dtype t, int ndim,
+                                 const int64_t *dim, int file, uint64_t file_offset, int *out)
+{
+    uint64_t bytes = 0;
+    BSI_TRY(check_open(m, "tensor", name));
+    if (at < 0 || at >= m->n_blocks)
+        return bsi_fail(BS_ARG, "manifest: tensor '%s' is for block %d, there are %d", name, at,
+                        m->n_blocks);
+    block *b = &m->block[at];
+    if (bs_manifest_find_tensor(m, at, name) >= 0)
+        return bsi_fail(BS_ARG, "manifest: block '%s' has a tensor '%s' already", b->info.name, name);
+    BSI_TRY(check_range(m, name, t, ndim, dim, file, file_offset, &bytes));
+    BSI_TRY(grow(&b->tensor, b->info.n_tensors, &b->cap, sizeof *b->tensor));
+    bs_tensor_info *x = &b->tensor[b->info.n_tensors];
+    *x = (bs_tensor_info){.dtype = t,
+                          .ndim = ndim,
+                          .file = file,
+                          .file_offset = file_offset,
+                          .bytes = bytes,
+                          .expand_offset = UINT64_MAX};
+    if (ndim)
+        memcpy(x->dim, dim, (size_t)ndim * sizeof *dim);
+    if (!(x->name = bsi_strdup(BS_TAG_HEADER, name)))
+        return BS_NOMEM;
+    *out = b->info.n_tensors++;
+    return BS_OK;
+}
+
+bs_status bs_manifest_add_rows(bs_manifest *m, const char *name, bs_dtype t, int64_t rows, int64_t cols,
+                               int file, uint64_t file_offset, int *out)
+{
+    int64_t dim[2] = {rows, cols};
+    uint64_t bytes = 0;
+    BSI_TRY(check_open(m, "row table", name));
+    BSI_TRY(check_range(m, name, t, 2, dim, file, file_offset, &bytes));
+    BSI_TRY(grow(&m->rows, m->n_rows, &m->cap_rows, sizeof *m->rows));
+    bsi_rows_info *r = &m->rows[m->n_rows];
+    *r = (bsi_rows_info){bsi_strdup(BS_TAG_HEADER, name), t, rows, cols, file, file_offset};
+    if (!r->name)
+        return BS_NOMEM;
+    *out = m->n_rows++;
+    return BS_OK;
+}
+
+/* ---- finishing ----------------------------------------------------------------------------------- */
+
+static size_t extent_align(const bsi_file *f)
+{
+    return f->direct ? f->align : BSI_EXTENT_ALIGN;
+}
+
+static int by_place(const void *x, const void *y)
+{
+    const bs_tensor_info *a = *(const bs_tensor_info *const *)x, *b = *(const bs_tensor_info *const *)y;
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    if (a->file_offset != b->file_offset)
+        return a->file_offset < b->file_offset ? -1 : 1;
+    return a < b ? -1 : a > b; /* canonical order */
+}
+
+/* Aligned pieces of files that hold the tensors of b; pieces that touch or overlap are one. */
+static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **order)
+{
+    bsi_extent *e = NULL;
+    uint64_t raw = 0, end = 0;
+    b->info.n_extents = 0;
+    for (int i = 0; i < b->info.n_tensors; i++) {
+        const bs_tensor_info *t = order[i];
+        uint64_t align = extent_align(&m->file[t->file]);
+        uint64_t from = bsi_round_down(t->file_offset, align);
+        uint64_t to = bsi_round_up(t->file_offset + t->bytes, align);
+        if (e && e->file == t->file && from <= e->offset + e->length) {
+            e->length = BSI_MAX(e->length, to - e->offset);
+        } else {
+            raw = bsi_round_up(end, BSI_MAX(align, (uint64_t)BSI_EXTENT_ALIGN));
+            e = &b->extent[b->info.n_extents++];
+            *e = (bsi_extent){t->file, from, to - from, raw};
+        }
+        b->extent_of[t - b->tensor] = b->info.n_extents - 1;
+        end = e->raw_offset + e->length;
+    }
+    b->info.raw_bytes = bsi_round_up(end, BSI_EXTENT_ALIGN);
+}
+
+static void make_layout(block *b)
+{
+    uint64_t slot = 0, expand = 0, payload = 0;
+    for (int i = 0; i < b->info.n_tensors; i++) {
+        bs_tensor_info *t = &b->tensor[i];
+        payload += t->bytes;
+        t->slot_offset = slot;
+        slot = bsi_round_up(slot + t->bytes, PLACE);
+        if (t->dtype != BS_DTYPE_F32) {
+            t->expand_offset = expand;
+            expand = bsi_round_up(expand + t->bytes / bs_dtype_size(t->dtype) * 4, PLACE);
+        }
+    }
+    b->info.payload_bytes = payload;
+    b->info.slot_bytes = slot;
+    b->info.expand_bytes = expand;
+}
+
+static bs_status finish_block(const bs_manifest *m, block *b)
+{
+    size_t n = (size_t)b->info.n_tensors;
+    if (n == 0)
+        return bsi_fail(BS_ARG, "manifest: block '%s' has no tensors", b->info.name);
+    bsi_free(b->extent); /* of an attempt that failed */
+    bsi_free(b->extent_of);
+    b->extent = bsi_alloc(BS_TAG_HEADER, n * sizeof *b->extent);
+    b->extent_of = bsi_alloc(BS_TAG_HEADER, n * sizeof *b->extent_of);
+    const bs_tensor_info **order = bsi_alloc(BS_TAG_HEADER, n * sizeof *order);
+    bool ok = b->extent && b->extent_of && order;
+    if (ok) {
+        for (size_t i = 0; i < n; i++)
+            order[i] = &b->tensor[i];
+        qsort(order, n, sizeof *order, by_place);
+        make_extents(m, b, order);
+        make_layout(b);
+    }
+    bsi_free(order);
+    return ok ? BS_OK : BS_NOMEM;
+}
+
+static bs_status finish_file(bsi_file *f)
+{
+    bsi_file now;
+    BSI_TRY(bsi_file_check(f));
+    BSI_TRY(bsi_file_open(f->path, false, &now));
+    bool same =
+        now.bytes == f->bytes && now.ino == f->ino && now.dev == f->dev && now.mtime_ns == f->mtime_ns;
+    if (!same) {
+        bsi_file_close(&now);
+        return bsi_fail(BS_IO, "file '%s' changed while the manifest was made", f->path);
+    }
+    bsi_file_close(f);
+    *f = now;
+    return BS_OK;
+}
+
+static uint64_t mix_text(uint64_t h, const char *s)
+{
+    return bs_hash64(s, strlen(s) + 1, h);
+}
+
+static uint64_t mix_number(uint64_t h, uint64_t n)
+{
+    return bs_hash64(&n, sizeof n, h);
+}
+
+/* A function of what the weights are called and where they lie, not of paths, times or alignments. */
+static uint64_t digest(const bs_manifest *m)
+{
+    uint64_t h = mix_number(mix_number(mix_number(0, (uint64_t)m->n_files), (uint64_t)m->n_blocks),
+                            (uint64_t)m->n_rows);
+    for (int i = 0; i < m->n_files; i++)
+        h = mix_number(h, m->file[i].bytes);
+    for (int i = 0; i < m->n_blocks; i++) {
+        const block *b = &m->block[i];
+        h = mix_number(mix_text(mix_text(h, b->info.name), b->info.kind), (uint64_t)b->info.n_tensors);
+        for (int k = 0; k < b->info.n_tensors; k++) {
+            const bs_tensor_info *t = &b->tensor[k];
+            h = mix_number(mix_text(mix_text(h, t->name), bs_dtype_name(t->dtype)), (uint64_t)t->ndim);
+            h = bs_hash64(t->dim, sizeof t->dim, h); /* unused dims are zero */
+            h = mix_number(mix_number(h, (uint64_t)t->file), t->file_offset);
+        }
+    }
+    for (int i = 0; i < m->n_rows; i++) {
+        const bsi_rows_info *r = &m->rows[i];
+        h = mix_text(mix_text(h, r->name), bs_dtype_name(r->dtype));
+        h = mix_number(mix_number(h, (uint64_t)r->rows), (uint64_t)r->cols);
+        h = mix_number(mix_number(h, (uint64_t)r->file), r->file_offset);
+    }
+    return h;
+}
+
+bs_status bs_manifest_finish(bs_manifest *m)
+{
+    if (m->finished)
+        return bsi_fail(BS_STATE, "manifest: finished twice");
+    m->align = 1;
+    for (int i = 0; i < m->n_files; i++) {
+        BSI_TRY(finish_file(&m->file[i]));
+        m->align = BSI_MAX(m->align, extent_align(&m->file[i]));
+    }
+    for (int i = 0; i < m->n_blocks; i++)
+        BSI_TRY(finish_block(m, &m->block[i]));
+    m->digest = BSI_MAX(digest(m), UINT64_C(1)); /* 0: not finished */
+    m->finished = true;
+    return BS_OK;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------
+ */
+
+int bs_manifest_blocks(const bs_manifest *m)
+{
+    return m->n_blocks;
+}
+
+const bs_block_info *bs_manifest_block(const bs_manifest *m, int at)
+{
+    return at >= 0 && at < m->n_blocks ? &m->block[at].info : NULL;
+}
+
+const bs_tensor_info *bs_manifest_tensor(const bs_manifest *m, int at, int tensor)
+{
+    const bs_block_info *b = bs_manifest_block(m, at);
+    return b && tensor >= 0 && tensor < b->n_tensors ? &m->block[at].tensor[tensor] : NULL;
+}
+
+int bs_manifest_find_tensor(const bs_manifest *m, int at, const char *name)
+{
+    const bs_tensor_info *t;
+    for (int i = 0; (t = bs_manifest_tensor(m, at, i)); i++)
+        if (strcmp(t->name, name) == 0)
+            return i;
+    return -1;
+}
+
+uint64_t bs_manifest_digest(const bs_manifest *m)
+{
+    return m->digest;
+}
+
+size_t bs_manifest_alignment(const bs_manifest *m)
+{
+    return m->align;
+}
+
+const bsi_file *bsi_manifest_file(const bs_manifest *m, int file)
+{
+    return file >= 0 && file < m->n_files ? &m->file[file] : NULL;
+}
+
+const bsi_extent *bsi_manifest_extent(const bs_manifest *m, int at, int extent)
+{
+    const bs_block_info *b = bs_manifest_block(m, at);
+    return b && extent >= 0 && extent < b->n_extents ? &m->block[at].extent[extent] : NULL;
+}
+
+int bsi_manifest_tensor_extent(const bs_manifest *m, int at, int tensor)
+{
+    return m->finished && bs_manifest_tensor(m, at, tensor) ? m->block[at].extent_of[tensor] : -1;
+}
+
+const bsi_rows_info *bsi_manifest_rows(const bs_manifest *m, int rows)
+{
+    return rows >= 0 && rows < m->n_rows ? &m->rows[rows] : NULL;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** lfile.c: bs.safetensors (open files and atomic writing) and bs.write_file.
+*/
+#include "lua/bsl.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void close_file(void *h)
+{
+    bs_st_close(h);
+}
+
+static const bsl_type file_type = {"bs.safetensors", close_file, 0, 0};
+
+static bs_st *check(lua_State *L)
+{
+    return bsl_check(L, 1, &file_type);
+}
+
+/* A file that is absent or bad is an answer, not an error: nil, message, code. */
+static int l_open(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    bsl_box *box = bsl_newbox(L, &file_type);
+    bs_st *st = NULL;
+    bs_status status = bs_st_open(path, &st);
+    box->h = st;
+    if (status == BS_IO || status == BS_FORMAT || status == BS_UNSUPPORTED) {
+        lua_pushnil(L);
+        bsl_pusherror(L, status, "bs.safetensors.open");
+        lua_pushstring(L, bs_status_name(status));
+        return 3;
+    }
+    bsl_try(L, status, "bs.safetensors.open");
+    return 1;
+}
+
+static void push_tensor(lua_State *L, const bs_st_tensor *t)
+{
+    lua_createtable(L, 0, 5);
+    bsl_setstr(L, "name", t->name);
+    bsl_setstr(L, "dtype", t->dtype == BS_DTYPE_COUNT ? t->dtype_name : bs_dtype_name(t->dtype));
+    bsl_pushdims(L, t->ndim, t->dim);
+    lua_setfield(L, -2, "dims");
+    bsl_setint(L, "offset", (lua_Integer)t->offset);
+    bsl_setint(L, "bytes", (lua_Integer)t->bytes);
+}
+
+static int l_tensors(lua_State *L)
+{
+    const bs_st *st = check(L);
+    int64_t n = bs_st_count(st);
+    lua_createtable(L, n < INT_MAX ? (int)n : 0, 0);
+    for (int64_t i = 0; i < n; i++) {
+        push_tensor(L, bs_st_at(st, i));
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+static int l_find(lua_State *L)
+{
+    const bs_st_tensor *t = bs_st_find(check(L), luaL_checkstring(L, 2));
+    if (t)
+        push_tensor(L, t);
+    else
+        lua_pushnil(L);
+    return 1;
+}
+
+static int l_read(lua_State *L)
+{
+    bs_st *st = check(L);
+    const char *name = luaL_checkstring(L, 2);
+    bsl_box *box = bsl_newarray(L);
+    bs_array *a = NULL;
+    bs_status status = bs_st_read(st, name, &a);
+    box->h = a;
+    bsl_try(L, status, "bs.safetensors.read");
+    return 1;
+}
+
+static int l_path(lua_State *L)
+{
+    lua_pushstring(L, bs_st_path(check(L)));
+    return 1;
+}
+
+static int l_bytes(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)bs_st_file_bytes(check(L)));
+    return 1;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------- */
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Keys of the table at arg, sorted, so that the same content gives the same file; one value pushed. */
+static const char **sorted_keys(lua_State *L, int arg, int *n)
+{
+    *n = 0;
+    lua_pushnil(L);
+    while (lua_next(L, arg)) {
+        luaL_argcheck(L, *n < INT_MAX, arg, "too many entries");
+        luaL_argcheck(L, lua_type(L, -2) == LUA_TSTRING, arg, "names must be strings");
+        ++*n;
+        lua_pop(L, 1);
+    }
+    const char **key = lua_newuserdatauv(L, ((size_t)*n + 1) * sizeof *key, 0);
+    int i = 0;
+    lua_pushnil(L);
+    while (lua_next(L, arg)) {
+        size_t len = 0;
+        key[i] = lua_tolstring(L, -2, &len);
+        luaL_argcheck(L, strlen(key[i]) == len, arg, "a name holds a zero byte");
+        i++;
+        lua_pop(L, 1);
+    }
+    qsort(key, (size_t)*n, sizeof *key, by_text);
+    return key;
+}
+
+/* The arrays and the strings that the keys map to; the table keeps them. One value pushed. */
+static const bs_array **array_values(lua_State *L, int arg, const char *const *key, int n)
+{
+    const bs_array **list = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *list, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, key[i]);
+        lua_rawget(L, arg);
+        const bsl_box *box = luaL_testudata(L, -1, bsl_array_type.name);
+        if (!box || !box->h)
+            luaL_argerror(L, arg,
+                          lua_pushfstring(L, "'%s': %s expected, got %s", key[i], bsl_array_type.name,
+                                          box ? "a closed one" : luaL_typename(L, -1)));
+        else
+            list[i] = box->h;
+        lua_pop(L, 1);
+    }
+    return list;
+}
+
+static const char **string_values(lua_State *L, int arg, const char *const *key, int n)
+{
+    const char **list = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *list, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, key[i]);
+        if (lua_rawget(L, arg) != LUA_TSTRING)
+            luaL_argerror(L, arg,
+                          lua_pushfstring(L, "'%s': string expected, got %s", key[i], luaL_typename(L, -1)));
+        list[i] = lua_tostring(L, -1);
+        lua_pop(L, 1);
+    }
+    return list;
+}
+
+/* bs.safetensors.write(path, {name = array} [, {key = string}]) */
+static int l_write(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    int n = 0, n_meta = 0;
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_settop(L, 3);
+    if (lua_isnil(L, 3)) {
+        lua_newtable(L);
+        lua_replace(L, 3);
+    }
+    luaL_checktype(L, 3, LUA_TTABLE);
+    const char **name = sorted_keys(L, 2, &n);
+    const bs_array **array = array_values(L, 2, name, n);
+    const char **key = sorted_keys(L, 3, &n_meta);
+    const char **value = string_values(L, 3, key, n_meta);
+    bs_status st = bs_st_write(path, n, name, array, n_meta, key, value);
+    bsl_try(L, st, "bs.safetensors.write");
+    return 0;
+}
+
+static int l_write_file(lua_State *L)
+{
+    size_t n;
+    const char *path = luaL_checkstring(L, 1);
+    const char *data = luaL_checklstring(L, 2, &n);
+    bsl_try(L, bs_file_write(path, data, n), "bs.write_file");
+    return 0;
+}
+
+static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find}, {"path", l_path},
+                                   {"read", l_read},   {"tensors", l_tensors}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"open", l_open}, {"write", l_write}, {NULL, NULL}};
+
+void bsl_open_file(lua_State *L)
+{
+    bsl_newtype(L, &file_type, methods, NULL);
+    luaL_newlib(L, functions);
+    lua_setfield(L, -2, "safetensors");
+    lua_pushcfunction(L, l_write_file);
+    lua_setfield(L, -2, "write_file");
+}

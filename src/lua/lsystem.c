@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** lsystem.c: the few facts and actions of the operating system that recipes need and Lua lacks: folders,
+** free memory, the process id.
+*/
+#include "lua/bsl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int fail_path(lua_State *L, const char *what, const char *path, int err)
+{
+    return luaL_error(L, "%s '%s': io: %s [io]", what, path, strerror(err));
+}
+
+/* mkdir(path): the folder and its parents; one that exists is fine. */
+static int l_mkdir(lua_State *L)
+{
+    size_t n;
+    const char *path = luaL_checklstring(L, 1, &n);
+    char *copy = lua_newuserdatauv(L, n + 1, 0);
+    struct stat st;
+    memcpy(copy, path, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (copy[i] != '/' && copy[i] != '\0')
+            continue;
+        char kept = copy[i];
+        copy[i] = '\0';
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
+            return fail_path(L, "bs.mkdir", copy, errno);
+        copy[i] = kept;
+    }
+    if (stat(path, &st) != 0)
+        return fail_path(L, "bs.mkdir", path, errno);
+    if (!S_ISDIR(st.st_mode))
+        return fail_path(L, "bs.mkdir", path, ENOTDIR);
+    return 0;
+}
+
+/* check_folder(path): it can be written, or made: said before hours of work and not after. */
+static int l_check_folder(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    lua_pushcfunction(L, l_mkdir);
+    lua_pushvalue(L, 1);
+    lua_call(L, 1, 0);
+    if (access(path, W_OK | X_OK) != 0)
+        return fail_path(L, "bs.check_folder", path, errno);
+    return 0;
+}
+
+/* memory_available() -> bytes that new allocations may take without swapping. */
+static int l_memory_available(lua_State *L)
+{
+    char line[128];
+    long long kib = -1;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && kib < 0 && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %lld", &kib) != 1)
+            kib = -1;
+    if (f)
+        fclose(f);
+    if (kib < 0)
+        return luaL_error(L, "bs.memory_available: /proc/meminfo cannot be read");
+    lua_pushinteger(L, (lua_Integer)kib * 1024);
+    return 1;
+}
+
+static int l_pid(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)getpid());
+    return 1;
+}
+
+void bsl_open_system(lua_State *L)
+{
+    static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
+                                         {"check_folder", l_check_folder},
+                                         {"memory_available", l_memory_available},
+                                         {"pid", l_pid},
+                                         {NULL, NULL}};
+    luaL_setfuncs(L, functions, 0);
+}

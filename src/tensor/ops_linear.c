@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** ops_linear.c: y = x W^T + b + scale * (drop(x) A^T) B^T, forward and backward. Sizes: T rows, C
+*inputs, O
+** outputs, R rank. The tape keeps x (only where a weight or A is trainable) and t = drop(x) A^T (only
+*where B
+** is); dropout is a function of (step, row, position, channel), so backward draws the same mask again.
+** Owner thread only.
+*/
+#include "tensor/tensor.h"
+
+/* node->n of a linear */
+enum { N_ROWS, N_CAPACITY, N_STEP, N_DROP };
+
+bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label)
+{
+    bsi_kcall c = {
+        .op = BSK_GEMM,
+        .n_args = 3,
+        .n = {g->ta, g->tb, g->M, g->N, g->K, g->ta ? g->M : g->K, g->tb ? g->K : g->N, g->N},
+        .f = {g->alpha, g->beta},
+        .label = label};
+    c.arg[0] = bsi_read_f32(g->a, g->M * g->K);
+    c.arg[1] = bsi_read_f32(g->b, g->K * g->N);
+    c.arg[2] = (bsi_arg){g->c, (size_t)(g->M * g->N) * sizeof(float),
+                         g->beta == 0.0 ? BSI_WRITE : BSI_READWRITE};
+    return bsi_engine_launch(e, &c);
+}
+
+typedef struct scratch { /* op-internal bytes: given back once the launch that reads them is issued */
+    bsi_addr at;
+    size_t bytes;
+} scratch;
+
+static bs_status take(bs_engine *e, int64_t capacity, int64_t row, scratch *out)
+{
+    size_t n;
+    if (!bsi_mul_size((size_t)capacity, (size_t)row, &n) || !bsi_mul_size(n, sizeof(float), &n))
+        return bsi_fail(BS_SHAPE, "linear: scratch of %lld rows of %lld elements is too large",
+                        (long long)capacity, (long long)row);
+    BSI_TRY(bsi_arena_take(e->pool, n, &out->at));
+    out->bytes = n;
+    return BS_OK;
+}
+
+static void give(bs_engine *e, scratch *s)
+{
+    if (s->at.mem)
+        bsi_arena_give(e->pool, s->at, s->bytes);
+    s->at.mem = NULL;
+}
+
+/* y = x with the scope's mask: also the backward of itself. */
+static bs_status dropout(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr y)
+{
+    const bsi_micro *m = &s->batch->micro[s->micro];
+    int64_t T = n[N_ROWS], count = T * l->in;
+    bsi_kcall c = {.op = BSK_DROPOUT,
+                   .n_args = 4,
+                   .n = {T, l->in, l->key[0], l->key[1], n[N_STEP]},
+                   .f = {l->dropout},
+                   .label = "dropout"};
+    c.arg[0] = bsi_read_f32(x, count);
+    c.arg[1] = (bsi_arg){m->row_id, (size_t)T * sizeof(int32_t), BSI_READ};
+    c.arg[2] = (bsi_arg){m->pos, (size_t)T * sizeof(int32_t), BSI_READ};
+    c.arg[3] = bsi_write_f32(y, count);
+    return bsi_engine_launch(s->e, &c);
+}
+
+/* The input of the adapter: x itself, or x with dropout in scratch that the caller gives back. */
+static bs_status adapter_input(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x,
+                               scratch *tmp, bsi_addr *out)
+{
+    *out = x;
+    if (!n[N_DROP])
+        return BS_OK;
+    BSI_TRY(take(s->e, n[N_CAPACITY], l->in, tmp));
+    *out = tmp->at;
+    return dropout(s, l, n, x, tmp->at);
+}
+
+/* ---- forward
+ * --------------------------------------------------------------------------------------------- */
+
+static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr y)
+{
+    bsi_addr w, b;
+    BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
+    BSI_TRY(bsi_gemm_launch(
+        s->e,
+        &(bsi_gemm){.tb = true, .M = T, .N = l->out, .K = l->in, .alpha = 1.0, .a = x, .b = w, .c = y},
+        "linear"));
+    if (!l->bias.count)
+        return BS_OK;
+    BSI_TRY(bsi_wref_addr(s->e, &l->bias, &b));
+    bsi_kcall c = {.op = BSK_BIAS, .n_args = 2, .n = {T, l->out}, .label = "bias"};
+    c.arg[0] = bsi_update_f32(y, T * l->out);
+    c.arg[1] = bsi_read_f32(b, l->out);
+    return bsi_engine_launch(s->e, &c);
+}
+
+/* t = drop(x) A^T; y += scale * t B^T */
+static bs_status adapter_forward(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x,
+                                 bsi_addr t, bsi_addr y)
+{
+    scratch tmp = {0};
+    bsi_addr xd;
+    int64_t T = n[N_ROWS];
+    bs_status st = adapter_input(s, l, n, x, &tmp, &xd);
+    if (st == BS_OK)
+        st = bsi_gemm_launch(
+            s->e,
+            &(bsi_gemm){
+                .tb = true, .M = T, .N = l->rank, .K = l->in, .alpha = 1.0, .a = xd, .b = l->a, .c = t},
+            "lora A");
+    give(s->e, &tmp);
+    if (st != BS_OK)
+        return st;
+    return bsi_gemm_launch(s->e,
+                           &(bsi_gemm){.tb = true,
+                                       .M = T,
+                                       .N = l->out,
+                                       .K = l->rank,
+                                       .alpha = l->scale,
+                                       .beta = 1.0,
+                                       .a = t,
+                                       .b = l->b,
+                                       .c = y},
+                           "lora B");
+}
+
+static bool trains(const bs_linear *l)
+{
+    return l->weight.grad.mem || l->bias.grad.mem || l->grad_a.mem || l->grad_b.mem;
+}
+
+static bs_status record(bsi_space *s, bs_tensor *x, const bs_linear *l, const int64_t *n, bsi_value *t,
+                        bsi_value *y)
+{
+    bsi_node *node;
+    if (!bsi_tape_wants(s, 1, &x, trains(l)))
+        return BS_OK;
+    BSI_TRY(bsi_node_new(s, BSI_OP_LINEAR, 1, &x, y, &node));
+    node->ref = l;
+    for (int i = 0; i <= N_DROP; i++)
+        node->n[i] = n[i];
+    if (t)
+        bsi_node_save(node, t);
+    if (l->weight.grad.mem || l->grad_a.mem)
+        bsi_node_save(node, x->value);
+    return BS_OK;
+}
+
+static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_linear *l, bool drop)
+{
+    char shape[BSI_SHAPE_TEXT];
+    const bsi_micro *m;
+    if (x->ndim < 2 || bsi_tensor_row(x) != l->in)
+        return bsi_fail(BS_SHAPE,
+                        "linear '%s': x %s does not meet weight [%lld %lld]; rows of %lld channels are "
+                        "expected",
+                        l->name, bsi_shape_text(x, shape), (long long)l->out, (long long)l->in,
+                        (long long)l->in);
+    if (s->e != l->e)
+        return bsi_fail(BS_ARG, "linear '%s' was made on another engine", l->name);
+    return drop ? bsi_scope_micro(s, "linear with dropout", x, &m) : BS_OK;
+}
+
+static void hash_linear(bsi_space *s, const bs_linear *l)
+{
+    bsi_hash_text(s, l->name);
+    bsi_hash_text(s, l->weight.info.name);
+    bsi_hash_ints(s, 4, (int64_t[]){l->weight.block, l->in, l->out, l->rank});
+}
+
+bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    BSI_TRY(bsi_op_begin(BSI_OP_LINEAR, 1, &x, &s));
+    bool drop = l->rank && s->train && l->dropout > 0.0;
+    BSI_TRY(check_input(s, x, l, drop));
+    hash_linear(s, l);
+    int64_t n[] = {x->dim[0], x->capacity, s->step, drop};
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
+    bsi_value *t = NULL;
+    scratch tmp = {0};
+    bs_status st = base_forward(s, l, n[N_ROWS], x->value->at, y->value->at);
+    if (st == BS_OK && l->rank) {
+        if (s->tape && l->grad_b.mem)
+            st = bsi_value_new(s, x->dim[0], x->capacity, l->rank, &t);
+        else
+            st = take(s->e, x->capacity, l->rank, &tmp);
+        if (st == BS_OK)
+            st = adapter_forward(s, l, n, x->value->at, t ? t->at : tmp.at, y->value->at);
+        give(s->e, &tmp);
+    }
+    if (st == BS_OK)
+        st = record(s, x, l, n, t, y->value);
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "linear '%s'", l->name);
+    }
+    *out = y;
+    return BS_OK;
+}
+
+/* ---- backward
+ * ---------------------------------------------------------------------------------------------- */
+
+/* dW += dy^T x, db += column sums of dy */
+static bs_status base_grads(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr dy)
+{
+    if (l->weight.grad.mem)
+        BSI_TRY(bsi_gemm_launch(s->e,
+                                &(bsi_gemm){.ta = true,
+                                            .M = l->out,
+                                            .N = l->in,
+                                            .K = T,
+                                            .alpha = 1.0,
+                                            .beta = 1.0,
+                                            .a = dy,
+                                            .b = x,
+                                            .c = l->weight.grad},
+                                "gradient of weight"));
+    if (!l->bias.grad.mem)
+        return BS_OK;
+    bsi_kcall c = {.op = BSK_COLSUM, .n_args = 2, .n = {T, l->out}, .label = "gradient of bias"};
+    c.arg[0] = bsi_read_f32(dy, T * l->out);
+    c.arg[1] = bsi_update_f32(l->bias.grad, l->out);
+    return bsi_engine_launch(s->e, &c);
+}
+
+/* dA += u^T drop(x), u = scale * dy B [T,R] */
+static bs_status grad_a(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr u)
+{
+    scratch tmp = {0};
+    bsi_addr xd;
+    bs_status st = adapter_input(s, l, n, x, &tmp, &xd);
+    if (st == BS_OK)
+        st = bsi_gemm_launch(s->e,
+                             &(bsi_gemm){.ta = true,
+                                         .M = l->rank,
+                                         .N = l->in,
+                                         .K = n[N_ROWS],
+                                         .alpha = 1.0,
+                                         .beta = 1.0,
+                                         .a = u,
+                                         .b = xd,
+                                         .c = l->grad_a},
+                             "gradient of lora A");
+    give(s->e, &tmp);
+    return st;
+}
+
+/* dx (+)= drop_backward(u A). Without dropout one GEMM; with it the product goes through scratch, and
+   the masked one straight into dx unless dx holds something already. */
+static bs_status adapter_dx(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr u, bsi_addr dx,
+                            bool add)
+{
+    scratch full = {0}, masked = {0};
+    int64_t T = n[N_ROWS];
+    bsi_gemm g = {.M = T,
+                  .N = l->in,
+                  .K = l->rank,
+                  .alpha = 1.0,
+                  .beta = add ? 1.0 : 0.0,
+                  .a = u,
+                  .b = l->a,
+                  .c = dx};
+    if (!n[N_DROP])
+        return bsi_gemm_launch(s->e, &g, "dx of lora");
+    bs_status st = take(s->e, n[N_CAPACITY], l->in, &full);
+    if (st == BS_OK && add)
+        st = take(s->e, n[N_CAPACITY], l->in, &masked);
+    g.c = full.at;
+    g.beta = 0.0;
+    if (st == BS_OK)
+        st = bsi_gemm_launch(s->e, &g, "dx of lora");
+    if (st == BS_OK)
+        st = dropout(s, l, n, full.at, add ? masked.at : dx);
+    if (st == BS_OK && add)
+        st = bsi_axpy_launch(s->e, masked.at, dx, T * l->in, 1.0);
+    give(s->e, &masked);
+    give(s->e, &full);
+    return st;
+}
+
+/* dx = u A (masked) + dy W. u.mem NULL: no adapter. */
+static bs_status input_grad(bsi_space *s, const bs_linear *l, const bsi_node *node, bsi_addr u,
+                            bsi_addr dy)
+{
+    bsi_value *dx;
+    bsi_addr w;
+    bool add;
+    BSI_TRY(bsi_grad_open_add(s, node->in[0], &dx, &add));
+    if (u.mem) {
+        BSI_TRY(adapter_dx(s, l, node->n, u, dx->at, add));
+        add = true;
+    }
+    BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
+    BSI_TRY(bsi_gemm_launch(s->e,
+                            &(bsi_gemm){.M = node->n[N_ROWS],
+                                        .N = l->in,
+                                        .K = l->out,
+                                        .alpha = 1.0,
+                                        .beta = add ? 1.0 : 0.0,
+                                        .a = dy,
+                                        .b = w,
+                                        .c = dx->at},
+                            "dx of linear"));
+    return bsi_grad_close(s, node->in[0], dx);
+}
+
+bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
+{
+    const bs_linear *l = node->ref;
+    int64_t T = node->n[N_ROWS];
+    const bsi_value *t = l->grad_b.mem ? node->saved[0] : NULL;
+    bsi_addr x = node->in[0]->at; /* read only where it was saved */
+    scratch u = {0};
+    BSI_TRY(base_grads(s, l, T, x, dy->at));
+    if (t)
+        BSI_TRY(bsi_gemm_launch(s->e,
+                                &(bsi_gemm){.ta = true,
+                                            .M = l->out,
+                                            .N = l->rank,
+                                            .K = T,
+                                            .alpha = l->scale,
+                                            .beta = 1.0,
+                                            .a = dy->at,
+                                            .b = t->at,
+                                            .c = l->grad_b},
+                                "gradient of lora B"));
+    bs_status st = BS_OK;
+    if (l->rank && (l->grad_a.mem || node->in[0]->wanted)) {
+        st = take(s->e, node->n[N_CAPACITY], l->rank, &u);
+        if (st == BS_OK)
+            st = bsi_gemm_launch(s->e,
+                                 &(bsi_gemm){.M = T,
+                                             .N = l->rank,
+                                             .K = l->out,
+                                             .alpha = l->scale,
+                                             .a = dy->at,
+                                             .b = l->b,
+                                             .c = u.at},
+                                 "dy B of lora");
+    }
+    if (st == BS_OK && l->grad_a.mem)
+        st = grad_a(s, l, node->n, x, u.at);
+    if (st == BS_OK && node->in[0]->wanted)
+        st = input_grad(s, l, node, u.at, dy->at);
+    give(s->e, &u);
+    return st;
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** ops_rows.c: the ops that read the scope's micro-batch: rope (positions), attention (row starts),
+*labelled
+** (trained positions). x has one row per token of the micro-batch. Owner thread only.
+*/
+#include "tensor/tensor.h"
+
+#include <math.h>
+
+/* ---- rope
+ * ------------------------------------------------------------------------------------------------ */
+
+bs_status bs_rope_new(bs_engine *e, const bs_array *inv_freq, double scaling, bs_rope_style style,
+                      bs_rope **out)
+{
+    if (inv_freq->dtype != BS_DTYPE_F32 || inv_freq->ndim != 1 || inv_freq->dim[0] < 1)
+        return bsi_fail(BS_SHAPE, "rope: inv_freq is %s of %d dims; f32 [n_freq] is expected",
+                        bs_dtype_name(inv_freq->dtype), inv_freq->ndim);
+    if ((unsigned)style > BS_ROPE_INTERLEAVED || !isfinite(scaling))
+        return bsi_fail(BS_ARG, "rope: style %d, scaling %g", (int)style, scaling);
+    bs_rope *r = bsi_alloc(BS_TAG_HEADER, sizeof *r);
+    if (!r)
+        return BS_NOMEM;
+    *r = (bs_rope){.e = e, .n_freq = inv_freq->dim[0], .scaling = scaling, .style = style};
+    r->id = bs_array_hash(inv_freq);
+    bs_status st = bsi_pool_region(e->pool, "rope frequencies", inv_freq->bytes, &r->freq);
+    if (st == BS_OK)
+        st = bsi_engine_write(e, r->freq, inv_freq->data, inv_freq->bytes);
+    if (st != BS_OK) {
+        bsi_free(r);
+        return bsi_wrap(st, "rope");
+    }
+    *out = r;
+    return BS_OK;
+}
+
+void bs_rope_free(bs_rope *r)
+{
+    bsi_free(r);
+}
+
+bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], bool inverse,
+                          bsi_addr x, bsi_addr y)
+{
+    const bsi_micro *m = &s->batch->micro[s->micro];
+    int64_t N = thd[0] * thd[1] * thd[2];
+    bsi_kcall c = {.op = BSK_ROPE,
+                   .n_args = 4,
+                   .n = {thd[0], thd[1], thd[2], r->n_freq, r->style, inverse},
+                   .f = {r->scaling},
+                   .label = "rope"};
+    c.arg[0] = bsi_read_f32(x, N);
+    c.arg[1] = (bsi_arg){m->pos, (size_t)thd[0] * sizeof(int32_t), BSI_READ};
+    c.arg[2] = bsi_read_f32(r->freq, r->n_freq);
+    c.arg[3] = bsi_write_f32(y, N);
+    return bsi_engine_launch(s->e, &c);
+}
+
+bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    bsi_node *node;
+    const bsi_micro *m;
+    char text[BSI_SHAPE_TEXT];
+    BSI_TRY(bsi_op_begin(BSI_OP_ROPE, 1, &x, &s));
+    int64_t row = bsi_tensor_row(x);
+    if (x->ndim < 2 || heads < 1 || row % heads != 0 || row / heads < 2 * r->n_freq)
+        return bsi_fail(BS_SHAPE, "rope: x %s as %d heads; heads of at least %lld entries are expected",
+                        bsi_shape_text(x, text), heads, (long long)(2 * r->n_freq));
+    if (r->e != s->e)
+        return bsi_fail(BS_ARG, "rope: made on another engine");
+    BSI_TRY(bsi_scope_micro(s, "rope", x, &m));
+    bsi_hash_ints(s, 3, (int64_t[]){heads, r->style, (int64_t)r->id});
+    bsi_hash_number(s, r->scaling);
+    BSI_TRY(bsi_tensor_new(s, x->ndim, x->dim, x->capacity, &y));
+    int64_t thd[] = {x->dim[0], heads, row / heads};
+    bs_status st = bsi_rope_launch(s, r, thd, false, x->value->at, y->value->at);
+    if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
+        (st = bsi_node_new(s, BSI_OP_ROPE, 1, &x, y->value, &node)) == BS_OK) {
+        node->ref = r;
+        for (int i = 0; i < 3; i++)
+            node->n[i] = thd[i];
+    }
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "rope");
+    }
+    *out = y;
+    return BS_OK;
+}
+
+/* ---- attention
+ * ------------------------------------------------------------------------------------------- */
+
+static bs_status check_attention(const bs_attention_cfg *a, bs_tensor *const in[3])
+{
+    char t[3][BSI_SHAPE_TEXT];
+    if (a->heads < 1 || a->kv_heads < 1 || a->head_dim < 1 || a->heads % a->kv_heads != 0 ||
+        a->window < 0 || !(a->softcap >= 0.0) || !isfinite(a->scale))
+        return bsi_fail(
+            BS_ARG,
+            "attention: heads %d, kv_heads %d, head_dim %d, window %lld, softcap %g, scale "
+            "%g; positive sizes, heads a multiple of kv_heads, window and softcap >= 0 are expected",
+            a->heads, a->kv_heads, a->head_dim, (long long)a->window, a->softcap, a->scale);
+    const int64_t want[] = {a->heads, a->kv_heads, a->kv_heads};
+    for (int i = 0; i < 3; i++)
+        if (in[i]->ndim < 2 || in[i]->dim[0] != in[0]->dim[0] ||
+            bsi_tensor_row(in[i]) != want[i] * a->head_dim)
+            return bsi_fail(BS_SHAPE, "attention: q %s, k %s, v %s with %d heads, %d kv_heads of %d",
+                            bsi_shape_text(in[0], t[0]), bsi_shape_text(in[1], t[1]),
+                            bsi_shape_text(in[2], t[2]), a->heads, a->kv_heads, a->head_dim);
+    return BS_OK;
+}
+
+/* n: T, H, K, D, n_rows, window, capacity; as in bsk.h */
+static bs_status launch_attention(bsi_space *s, const bsi_micro *m, const bsi_kcall *shape,
+                                  bs_tensor *const in[3], bsi_addr o, bsi_addr lse)
+{
+    bsi_kcall c = *shape;
+    const int64_t *n = c.n;
+    int64_t q = n[0] * n[1] * n[3], kv = n[0] * n[2] * n[3];
+    bsi_addr scratch;
+    size_t bytes = bsk_attention_scratch(n[6], n[1], n[2], n[3]);
+    BSI_TRY(bsi_arena_take(s->e->pool, bytes, &scratch));
+    c.arg[0] = bsi_read_f32(in[0]->value->at, q);
+    c.arg[1] = bsi_read_f32(in[1]->value->at, kv);
+    c.arg[2] = bsi_read_f32(in[2]->value->at, kv);
+    c.arg[3] = (bsi_arg){m->cu, (size_t)(n[4] + 1) * sizeof(int32_t), BSI_READ};
+    c.arg[4] = bsi_write_f32(o, q);
+    c.arg[5] = bsi_write_f32(lse, n[0] * n[1]);
+    c.arg[6] = (bsi_arg){scratch, bytes, BSI_WRITE};
+    bs_status st = bsi_engine_launch(s->e, &c);
+    bsi_arena_give(s->e->pool, scratch, bytes);
+    return st;
+}
+
+static bs_status record_attention(bsi_space *s, const bsi_kcall *c, bs_tensor *const in[3],
+                                  bsi_value *o, bsi_value *lse)
+{
+    bsi_node *node;
+    BSI_TRY(bsi_node_new(s, BSI_OP_ATTENTION, 3, in, o, &node));
+    for (int i = 0; i < 7; i++)
+        node->n[i] = c->n[i];
+    node->f[0] = c->f[0];
+    node->f[1] = c->f[1];
+    for (int i = 0; i < 3; i++)
+        bsi_node_save(node, in[i]->value);
+    bsi_node_save(node, o);
+    bsi_node_save(node, lse);
+    return BS_OK;
+}
+
+bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_attention_cfg *a,
+                          bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y, *in[] = {q, k, v};
+    bsi_value *lse;
+    const bsi_micro *m;
+    BSI_TRY(bsi_op_begin(BSI_OP_ATTENTION, 3, in, &s));
+    BSI_TRY(check_attention(a, in));
+    BSI_TRY(bsi_scope_micro(s, "attention", q, &m));
+    double scale = a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim);
+    int64_t capacity = BSI_MAX(q->capacity, BSI_MAX(k->capacity, v->capacity));
+    bsi_kcall c = {.op = BSK_ATTENTION,
+                   .n_args = 7,
+                   .n = {m->tokens, a->heads, a->kv_heads, a->head_dim, m->rows, a->window, capacity},
+                   .f = {scale, a->softcap},
+                   .label = "attention"};
+    bsi_hash_ints(s, 4, (int64_t[]){a->heads, a->kv_heads, a->head_dim, a->window});
+    bsi_hash_number(s, scale);
+    bsi_hash_number(s, a->softcap);
+    BSI_TRY(
+        bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, capacity, &y));
+    bool wants = bsi_tape_wants(s, 3, in, false);
+    bs_status st = bsi_value_new(s, m->tokens, capacity, a->heads, &lse);
+    if (st == BS_OK) {
+        st = launch_attention(s, m, &c, in, y->value->at, lse->at);
+        if (!wants)
+            bsi_value_free(s, lse);
+        else if (st == BS_OK)
+            st = record_attention(s, &c, in, y->value, lse);
+    }
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "attention");
+    }
+    *out = y;
+    return BS_OK;
+}
+
+/* ---- labelled
+ * -------------------------------------------------------------------------------------------- */
+
+bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    bsi_node *node;
+    const bsi_micro *m;
+    BSI_TRY(bsi_op_begin(BSI_OP_LABELLED, 1, &x, &s));
+    BSI_TRY(bsi_scope_micro(s, "labelled", x, &m));
+    int64_t n = m->labelled, C = bsi_tensor_row(x);
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, x->capacity, &y));
+    bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "labelled"};
+    c.arg[0] = bsi_read_f32(x->value->at, x->dim[0] * C);
+    c.arg[1] = (bsi_arg){m->label_at, (size_t)n * sizeof(int32_t), BSI_READ};
+    c.arg[2] = bsi_write_f32(y->value->at, n * C);
+    bs_status st = bsi_engine_launch(s->e, &c);
+    if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
+        (st = bsi_node_new(s, BSI_OP_LABELLED, 1, &x, y->value, &node)) == BS_OK) {
+        node->n[0] = n;
+        node->n[1] = C;
+    }
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "labelled");
+    }
+    *out = y;
+    return BS_OK;
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** tape.c: what is recorded and the backward walk. Owner thread only. A node is recorded only where a
+** gradient is wanted, and saves only what its rule reads. The walk goes from the newest node to the
+*oldest;
+** when backward starts, every owned value that no node will read is freed, and each node frees what it
+*was
+** the last to read. Gradients of a value with several consumers add up in a fixed order.
+*/
+#include "tensor/tensor.h"
+
+static const char *const names[BSI_OP_COUNT] = {
+    "linear", "rmsnorm", "rope",    "attention", "glu",       "act",      "add",
+    "mul",    "scale",   "softmax", "columns",   "row_scale", "labelled", "view"};
+
+const char *bsi_op_name(bsi_op op)
+{
+    return names[op];
+}
+
+/* ---- recording
+ * ----------------------------------------------------------------------------------------- */
+
+bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
+{
+    bsi_space *s = in[0]->space;
+    const char *name = names[op];
+    for (int i = 0; i < n; i++) {
+        BSI_TRY(bsi_tensor_check(in[i], name));
+        if (in[i]->space != s)
+            return bsi_fail(BS_ARG, "%s: inputs are tensors of two engines", name);
+        if (in[i]->dtype != BS_DTYPE_F32)
+            return bsi_fail(BS_DTYPE, "%s: input %d is %s, activations are f32", name, i + 1,
+                            bs_dtype_name(in[i]->dtype));
+    }
+    if (s->walked)
+        return bsi_fail(BS_STATE, "%s: scope '%s' has run its backward pass; no op can follow", name,
+                        s->label->text);
+    bsi_hash_ints(s, 1, &(int64_t){op});
+    for (int i = 0; i < n; i++) {
+        bsi_hash_ints(s, in[i]->ndim, in[i]->dim);
+        in[i]->value->consumed = true;
+    }
+    *out = s;
+    return BS_OK;
+}
+
+bool bsi_tape_wants(const bsi_space *s, int n, bs_tensor *const *in, bool trainable)
+{
+    bool wants = trainable;
+    for (int i = 0; i < n; i++)
+        wants = wants || in[i]->value->wanted;
+    return s->tape && wants;
+}
+
+bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi_value *result,
+                       bsi_node **out)
+{
+    bsi_node *node = bsi_record_take(s, BSI_NODE);
+    if (!node)
+        return BS_NOMEM;
+    node->op = op;
+    for (int i = 0; i < n; i++)
+        node->in[i] = in[i]->value;
+    node->out = result;
+    result->wanted = true;
+    node->link.next = s->nodes;
+    s->nodes = &node->link;
+    *out = node;
+    return BS_OK;
+}
+
+void bsi_node_save(bsi_node *node, bsi_value *v)
+{
+    int i = 0;
+    while (node->saved[i])
+        i++;
+    node->saved[i] = v;
+    v->uses++;
+}
+
+/* ---- gradients
+ * ----------------------------------------------------------------------------------------- */
+
+bs_status bsi_axpy_launch(bs_engine *e, bsi_addr x, bsi_addr y, int64_t n, double f)
+{
+    bsi_kcall c = {.op = BSK_AXPY, .n_args = 2, .n = {n}, .f = {f}, .label = "axpy"};
+    c.arg[0] = bsi_read_f32(x, n);
+    c.arg[1] = bsi_update_f32(y, n);
+    return bsi_engine_launch(e, &c);
+}
+
+static bs_status add_launch(bs_engine *e, bsi_addr a, bsi_addr b, bsi_addr y, int64_t n)
+{
+    bsi_kcall c = {.op = BSK_ADD, .n_args = 3, .n = {n}, .label = "add of gradients"};
+    c.arg[0] = bsi_read_f32(a, n);
+    c.arg[1] = bsi_read_f32(b, n);
+    c.arg[2] = bsi_write_f32(y, n);
+    return bsi_engine_launch(e, &c);
+}
+
+/* Nobody but `uses` holders will read g again, and its bytes are ours. */
+static bool exclusive(const bsi_value *g, int uses)
+{
+    return g->owned && !g->leaf && g->uses == uses;
+}
+
+/* Add g to the gradient of v. A float sum of two does not depend on which of them is the accumulator,
+   so the buffer that is free to be written is taken. */
+static bs_status deposit(bsi_space *s, bsi_value *v, bsi_value *g)
+{
+    bsi_value *old = v->grad, *sum;
+    if (!old) {
+        sum = g;
+    } else if (exclusive(old, 1)) {
+        BSI_TRY(bsi_axpy_launch(s->e, g->at, old->at, v->count, 1.0));
+        sum = old;
+        if (g->uses == 0)
+            bsi_value_free(s, g);
+    } else if (exclusive(g, 0)) {
+        BSI_TRY(bsi_axpy_launch(s->e, old->at, g->at, v->count, 1.0));
+        sum = g;
+    } else {
+        BSI_TRY(bsi_value_like(s, v, &sum));
+        BSI_TRY(add_launch(s->e, old->at, g->at, sum->at, v->count));
+    }
+    if (sum != old) {
+        sum->uses++;
+        v->grad = sum;
+        if (old)
+            bsi_value_drop(s, old);
+    }
+    return BS_OK;
+}
+
+bs_status bsi_grad_open(bsi_space *s, const bsi_value *v, bsi_value **out)
+{
+    return bsi_value_like(s, v, out);
+}
+
+bs_status bsi_grad_open_add(bsi_space *s, const bsi_value *v, bsi_value **out, bool *add)
+{
+    *add = v->wanted && v->grad && exclusive(v->grad, 1);
+    if (!*add)
+        return bsi_value_like(s, v, out);
+    *out = v->grad;
+    return BS_OK;
+}
+
+bs_status bsi_grad_close(bsi_space *s, bsi_value *v, bsi_value *grad)
+{
+    if (grad == v->grad)
+        return BS_OK; /* added in place */
+    if (v->wanted)
+        return deposit(s, v, grad);
+    bsi_value_free(s, grad);
+    return BS_OK;
+}
+
+bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy)
+{
+    return v->wanted ? deposit(s, v, dy) : BS_OK;
+}
+
+/* ---- the walk
+ * ------------------------------------------------------------------------------------------ */
+
+static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_tensor *g)
+{
+    char a[BSI_SHAPE_TEXT], b[BSI_SHAPE_TEXT];
+    BSI_TRY(bsi_tensor_check(y, "backward"));
+    BSI_TRY(bsi_tensor_check(g, "backward"));
+    if (y->space != s || g->space != s)
+        return bsi_fail(BS_ARG, "backward: a tensor belongs to another engine");
+    if (y->dtype != BS_DTYPE_F32 || g->dtype != BS_DTYPE_F32)
+        return bsi_fail(BS_DTYPE, "backward: output %s with gradient %s; both must be f32",
+                        bs_dtype_name(y->dtype), bs_dtype_name(g->dtype));
+    bool same = y->ndim == g->ndim;
+    for (int i = 0; same && i < y->ndim; i++)
+        same = y->dim[i] == g->dim[i];
+    if (!same)
+        return bsi_fail(BS_SHAPE,
+                        "backward in scope '%s': output %s with gradient %s; the shapes must be equal",
+                        s->label->text, bsi_shape_text(y, a), bsi_shape_text(g, b));
+    return BS_OK;
+}
+
+static void free_unread(bsi_space *s)
+{
+    for (bsi_link *r = s->values; r; r = r->next) {
+        bsi_value *v = (bsi_value *)r;
+        if (v->uses == 0 && !v->leaf)
+            bsi_value_free(s, v);
+    }
+}
+
+static bs_status run_node(bsi_space *s, const bsi_node *node)
+{
+    bsi_value *dy = node->out->grad;
+    if (dy) {
+        bs_status st = bsi_rules[node->op](s, node, dy);
+        if (st != BS_OK)
+            return bsi_wrap(st, "backward of %s in scope '%s'", names[node->op], s->label->text);
+    }
+    for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
+        bsi_value_drop(s, node->saved[i]);
+    if (dy && !node->out->leaf) {
+        node->out->grad = NULL;
+        bsi_value_drop(s, dy);
+    }
+    return BS_OK;
+}
+
+bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tensor *const *grad)
+{
+    bsi_space *s;
+    BSI_TRY(bsi_scope_get(e, "backward", &s));
+    if (!s->tape || s->walked)
+        return bsi_fail(BS_STATE, "backward: scope '%s' %s", s->label->text,
+                        s->tape ? "has run it already" : "records no tape");
+    for (int i = 0; i < n; i++)
+        BSI_TRY(check_pair(s, out[i], grad[i]));
+    s->walked = true;
+    for (int i = 0; i < n; i++)
+        grad[i]->value->uses++;
+    free_unread(s);
+    for (int i = 0; i < n; i++) {
+        if (out[i]->value->wanted)
+            BSI_TRY(deposit(s, out[i]->value, grad[i]->value));
+        bsi_value_drop(s, grad[i]->value);
+    }
+    for (bsi_link *r = s->nodes; r; r = r->next)
+        BSI_TRY(run_node(s, (const bsi_node *)r));
+    return BS_OK;
+}

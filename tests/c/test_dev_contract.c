@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** The lines C1 to C8 of the device contract, on each backend and its check wrapper. What needs a queue
+** that stands still uses a gate; what depends on timing runs under jitter with many seeds.
+*/
+#include "dev_support.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static const char *const executing[] = {"cpu", "check:cpu"};
+static const char *const all[] = {"cpu", "check:cpu", "meta", "check:meta"};
+
+static bs_dev *dev_new(const char *spec, uint64_t seed)
+{
+    bs_dev *d;
+    bs_dev_cfg cfg = {.threads = 2, .jitter_us = seed ? 20 : 0, .jitter_seed = seed};
+    OK(bs_dev_open(spec, &cfg, &d));
+    return d;
+}
+
+static void no_violations(const bs_dev *d)
+{
+    const char *text;
+    if (bs_dev_violations(d, &text) != 0)
+        fail_msg("%s", text);
+    assert_string_equal(text, "");
+}
+
+/* C1: one queue, in order: each byte of `log` is copied from a cell that the next fill overwrites. */
+static void in_order(const char *spec, uint64_t seed)
+{
+    enum { N = 40 };
+    bs_dev *d = dev_new(spec, seed);
+    bsi_queue *q = queue_new(d, "q");
+    bsi_mem *cell = mem_new(d, BSI_MEM_DEVICE, 1), *log = mem_new(d, BSI_MEM_PINNED, N);
+    for (int i = 0; i < N; i++) {
+        OK(bsi_fill(q, at(cell, 0), i + 1, 1));
+        OK(bsi_copy(q, at(log, (size_t)i), at(cell, 0), 1));
+    }
+    OK(bsi_queue_sync(q));
+    for (int i = 0; i < N; i++)
+        assert_int_equal(((unsigned char *)log->host)[i], i + 1);
+    no_violations(d);
+    bsi_mem_free(cell);
+    bsi_mem_free(log);
+    bsi_queue_close(q);
+    bs_dev_close(d);
+}
+
+static void test_c1_in_order(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 25; seed++)
+        in_order(executing[seed % 2], seed);
+}
+
+/* C1: a queue that stands still does not hold another one. */
+static void test_c1_no_order_between_queues(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(executing); i++) {
+        bs_dev *d = dev_new(executing[i], 0);
+        bsi_queue *held = queue_new(d, "held"), *running = queue_new(d, "free");
+        bsi_event *e = event_new(d);
+        sem_t gate;
+        gate_close(held, &gate);
+        OK(bsi_event_record(e, held));
+        OK(bsi_queue_sync(running));
+        assert_int_equal(bsi_event_query(e), BS_AGAIN);
+        sem_post(&gate);
+        OK(bsi_event_sync(e));
+        bsi_queue_close(held);
+        bsi_queue_close(running);
+        bsi_event_close(e);
+        bs_dev_close(d);
+    }
+}
+
+/* C2: the mark is where the queue was at the call; recording again moves it. */
+static void test_c2_record(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(executing); i++) {
+        bs_dev *d = dev_new(executing[i], 0);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_event *e = event_new(d);
+        bsi_mem *m = mem_new(d, BSI_MEM_PINNED, 1);
+        sem_t gate;
+        OK(bsi_fill(q, at(m, 0), 1, 1));
+        OK(bsi_event_record(e, q));
+        gate_close(q, &gate);
+        OK(bsi_fill(q, at(m, 0), 2, 1));
+        OK(bsi_event_sync(e)); /* before the gate */
+        assert_int_equal(*(unsigned char *)m->host, 1);
+        OK(bsi_event_record(e, q));
+        assert_int_equal(bsi_event_query(e), BS_AGAIN);
+        sem_post(&gate);
+        OK(bsi_event_sync(e));
+        assert_int_equal(*(unsigned char *)m->host, 2);
+        bsi_mem_free(m);
+        bsi_event_close(e);
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
+/* C3: a wait keeps the record that was current when it was issued, whichever way the event moves. */
+static void test_c3_wait_binds(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(executing); i++) {
+        bs_dev *d = dev_new(executing[i], 0);
+        bsi_queue *a = queue_new(d, "a"), *b = queue_new(d, "b"), *c = queue_new(d, "c");
+        bsi_event *e = event_new(d), *end = event_new(d);
+        sem_t gate;
+
+        OK(bsi_event_record(e, a)); /* open ... */
+        OK(bsi_queue_wait(b, e, "contract: bound to an open record"));
+        gate_close(a, &gate);
+        OK(bsi_event_record(e, a)); /* ... and then held: the wait above must not see it */
+        OK(bsi_event_record(end, b));
+        OK(bsi_event_sync(end));
+
+        OK(bsi_queue_wait(b, e, "contract: bound to a held record"));
+        OK(bsi_event_record(end, b));
+        OK(bsi_event_record(e, c)); /* done at once: must not let the wait above through */
+        OK(bsi_event_sync(e));
+        assert_int_equal(bsi_event_query(end), BS_AGAIN);
+        sem_post(&gate);
+        OK(bsi_event_sync(end));
+
+        bsi_event_close(e);
+        bsi_event_close(end);
+        bsi_queue_close(a);
+        bsi_queue_close(b);
+        bsi_queue_close(c);
+        bs_dev_close(d);
+    }
+}
+
+static void test_c3_never_recorded(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(all); i++) {
+        bs_dev *d = dev_new(all[i], 0);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_event *e = event_new(d);
+        OK(bsi_event_query(e));
+        OK(bsi_queue_wait(q, e, "contract: never recorded"));
+        OK(bsi_queue_sync(q));
+        bsi_event_close(e);
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
+/* The pattern of a streamer: blocks go through two device slots, one staging slot and a compute queue.
+ */
+enum { BLOCKS = 12, SLOT = 512, LOADED = 0, USED = 2 };
+
+static void stream(bs_dev *d, bool check_bytes)
+{
+    bsi_queue *in = queue_new(d, "copy-in"), *compute = queue_new(d, "compute");
+    bsi_mem *host = mem_new(d, BSI_MEM_PINNED, BLOCKS * SLOT),
+            *slots = mem_new(d, BSI_MEM_DEVICE, 2 * SLOT);
+    bsi_mem *sum = mem_new(d, BSI_MEM_DEVICE, BLOCKS * SLOT),
+            *back = mem_new(d, BSI_MEM_PINNED, BLOCKS * SLOT);
+    bsi_event *ev[4];
+    for (int i = 0; i < 4; i++)
+        ev[i] = event_new(d);
+    for (size_t i = 0; check_bytes && i < BLOCKS * SLOT; i++)
+        ((unsigned char *)host->host)[i] = (unsigned char)(i * 31 + i / SLOT);
+    for (size_t b = 0; b < BLOCKS; b++) {
+        size_t s = b % 2;
+        OK(bsi_queue_wait(in, ev[USED + s], "contract: load after last use"));
+        OK(bsi_copy(in, at(slots, s * SLOT), at(host, b * SLOT), SLOT));
+        OK(bsi_event_record(ev[LOADED + s], in));
+        OK(bsi_queue_wait(compute, ev[LOADED + s], "contract: use after load"));
+        OK(bsi_copy(compute, at(sum, b * SLOT), at(slots, s * SLOT), SLOT));
+        OK(bsi_event_record(ev[USED + s], compute));
+    }
+    OK(bsi_copy(compute, at(back, 0), at(sum, 0), BLOCKS * SLOT));
+    OK(bsi_queue_sync(compute));
+    OK(bsi_queue_sync(in));
+    if (check_bytes)
+        assert_memory_equal(back->host, host->host, BLOCKS * SLOT);
+    for (int i = 0; i < 4; i++)
+        bsi_event_close(ev[i]);
+    bsi_mem_free(host);
+    bsi_mem_free(slots);
+    bsi_mem_free(sum);
+    bsi_mem_free(back);
+    bsi_queue_close(in);
+    bsi_queue_close(compute);
+}
+
+static void test_events_order_queues(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 25; seed++) {
+        bs_dev *d = dev_new(executing[seed % 2], seed);
+        stream(d, true);
+        no_violations(d);
+        bs_dev_close(d);
+    }
+    bs_dev *d = dev_new("check:meta", 0);
+    stream(d, false);
+    no_violations(d);
+    bs_dev_close(d);
+}
+
+/* C4: freeing what may be in use is told by the check device, and harmless on every device. */
+static void test_c4_free_in_flight(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(all); i++) {
+        bs_dev *d = dev_new(all[i], 0);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_mem *m = mem_new(d, BSI_MEM_DEVICE, 1 << 16);
+        const char *text;
+        OK(bsi_fill(q, at(m, 0), 1, 1 << 16));
+        bsi_mem_free(m);
+        bool checked = strncmp(all[i], "check:", 6) == 0;
+        assert_int_equal(bs_dev_violations(d, &text), checked ? 1 : 0);
+        if (checked)
+            assert_non_null(strstr(text, "freed while 'fill'"));
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
+/* C5: thousands of operations are accepted by a queue that stands still. */
+static void test_c5_issue_never_blocks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(executing); i++) {
+        bs_dev *d = dev_new(executing[i], 0);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_mem *m = mem_new(d, BSI_MEM_PINNED, 1);
+        sem_t gate;
+        gate_close(q, &gate);
+        for (int n = 0; n < 3000; n++)
+            OK(bsi_fill(q, at(m, 0), n & 255, 1));
+        sem_post(&gate);
+        OK(bsi_queue_sync(q));
+        assert_int_equal(*(unsigned char *)m->host, 2999 & 255);
+        bsi_mem_free(m);
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
+/* C6: a wrong argument is the call's error and costs nothing else. */
+static void test_c6_arguments(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(all); i++) {
+        bs_dev *d = dev_new(all[i], 0);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_mem *m = mem_new(d, BSI_MEM_DEVICE, 100);
+        FAILS(bsi_copy(q, at(m, 60), at(m, 0), 41), BS_ARG, "41 bytes at offset 60 of a memory of 100");
+        FAILS(bsi_fill(q, at(m, SIZE_MAX), 0, 2), BS_ARG, "of a memory of 100 bytes");
+        OK(bsi_fill(q, at(m, 0), 0, 100));
+        OK(bsi_queue_sync(q));
+        bsi_mem_free(m);
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
+/* C6: an operation that fails while it runs loses the device; the text names it; closing still works.
+ */
+static void fail_nth(const char *spec, uint64_t n)
+{
+    static const char *const name[] = {"copy", "fill", "host_fn"};
+    char want[64];
+    bs_dev *d;
+    bsi_event *none;
+    bs_dev_cfg cfg = {.fail_call = n};
+    OK(bs_dev_open(spec, &cfg, &d));
+    bsi_queue *q = queue_new(d, "work"), *idle = queue_new(d, "idle");
+    bsi_mem *m = mem_new(d, BSI_MEM_DEVICE, 64);
+    bsi_event *e = event_new(d);
+    sem_t done;
+    sem_init(&done, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        OK(bsi_copy(q, at(m, 0), at(m, 32), 32));
+        OK(bsi_fill(q, at(m, 0), 1, 64));
+        OK(bsi_host_fn(q, post, &done));
+    }
+    OK(bsi_event_record(e, q));
+    OK(bsi_queue_wait(idle, e, "contract: behind a failure"));
+    snprintf(want, sizeof want, "'%s' on queue 'work' failed", name[(n - 1) % 3]);
+    FAILS(bsi_event_sync(e), BS_DEVICE, want);
+    FAILS(bsi_queue_status(q), BS_DEVICE, want);
+    FAILS(bsi_fill(q, at(m, 0), 1, 64), BS_DEVICE, want);
+    FAILS(bsi_queue_sync(idle), BS_DEVICE, want);
+    FAILS(bsi_event_open(d, &none), BS_DEVICE, "lost");
+    bsi_event_close(e);
+    bsi_mem_free(m);
+    bsi_queue_close(q);
+    bsi_queue_close(idle);
+    bs_dev_close(d);
+    sem_destroy(&done);
+}
+
+static void test_c6_execution(void **state)
+{
+    (void)state;
+    size_t before = bs_host_bytes(BS_TAG_MISC);
+    for (size_t i = 0; i < BSI_COUNT(all); i++) {
+        for (uint64_t n = 1; n <= 6; n++)
+            fail_nth(all[i], n);
+        bs_dev *d = dev_new(all[i], 0); /* a new device is as good as ever */
+        stream(d, false);
+        bs_dev_close(d);
+    }
+    assert_int_equal(bs_host_bytes(BS_TAG_MISC), before);
+}
+
+/* C7: five objects with work in flight, closed in each of the 120 orders. */
+static void close_in_order(const char *spec, const int *order)
+{
+    bs_dev *d = dev_new(spec, 0);
+    bsi_queue *q = queue_new(d, "q"), *r = queue_new(d, "r");
+    bsi_event *e = event_new(d);
+    bsi_mem *m = mem_new(d, BSI_MEM_DEVICE, 4096);
+    OK(bsi_fill(q, at(m, 0), 1, 4096));
+    OK(bsi_event_record(e, q));
+    OK(bsi_queue_wait(r, e, "contract: close in any order"));
+    OK(bsi_fill(r, at(m, 0), 2, 4096));
+    for (int i = 0; i < 5; i++) {
+        switch (order[i]) {
+        case 0:
+            bs_dev_close(d);
+            break;
+        case 1:
+            bsi_queue_close(q);
+            break;
+        case 2:
+            bsi_queue_close(r);
+            break;
+        case 3:
+            bsi_event_close(e);
+            break;
+        default:
+            bsi_mem_free(m);
+        }
+    }
+}
+
+static void permute(const char *spec, int *order, int n)
+{
+    if (n == 5) {
+        close_in_order(spec, order);
+        return;
+    }
+    for (int i = n; i < 5; i++) {
+        int t = order[n];
+        order[n] = order[i], order[i] = t;
+        permute(spec, order, n + 1);
+        order[i] = order[n], order[n] = t;
+    }
+}
+
+static void test_c7_close_in_any_order(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(all); i++) {
+        int order[] = {0, 1, 2, 3, 4};
+        size_t misc = bs_host_bytes(BS_TAG_MISC), device = bs_host_bytes(BS_TAG_DEVICE);
+        permute(all[i], order, 0);
+        assert_int_equal(bs_host_bytes(BS_TAG_MISC), misc);
+        assert_int_equal(bs_host_bytes(BS_TAG_DEVICE), device);
+    }
+}
+
+/* C7: what was issued before a close has happened after it. */
+static void test_c7_close_drains(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(executing); i++) {
+        bs_dev *d = dev_new(executing[i], 3);
+        bsi_queue *q = queue_new(d, "q");
+        bsi_mem *m = mem_new(d, BSI_MEM_PINNED, 1);
+        for (int n = 0; n < 50; n++)
+            OK(bsi_fill(q, at(m, 0), n, 1));
+        bs_dev_close(d);
+        FAILS(bsi_fill(q, at(m, 0), 99, 1), BS_STATE, "is closed");
+        bsi_queue_close(q);
+        assert_int_equal(*(unsigned char *)m->host, 49);
+        bsi_mem_free(m);
+    }
+}
+
+/* C8: the check device knows its owner. */
+static void *stranger(void *q)
+{
+    bs_status st = bsi_queue_sync(q);
+    return (void *)(uintptr_t)(st == BS_STATE && strstr(bs_error()->msg, "does not own") != NULL);
+}
+
+static void test_c8_owner(void **state)
+{
+    (void)state;
+    pthread_t t;
+    void *refused;
+    bs_dev *d = dev_new("check:meta", 0);
+    bsi_queue *q = queue_new(d, "q");
+    assert_int_equal(pthread_create(&t, NULL, stranger, q), 0);
+    pthread_join(t, &refused);
+    assert_non_null(refused);
+    OK(bsi_queue_sync(q));
+    bsi_queue_close(q);
+    bs_dev_close(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_c1_in_order),
+        cmocka_unit_test(test_c1_no_order_between_queues),
+        cmocka_unit_test(test_c2_record),
+        cmocka_unit_test(test_c3_wait_binds),
+        cmocka_unit_test(test_c3_never_recorded),
+        cmocka_unit_test(test_events_order_queues),
+        cmocka_unit_test(test_c4_free_in_flight),
+        cmocka_unit_test(test_c5_issue_never_blocks),
+        cmocka_unit_test(test_c6_arguments),
+        cmocka_unit_test(test_c6_execution),
+        cmocka_unit_test(test_c7_close_in_any_order),
+        cmocka_unit_test(test_c7_close_drains),
+        cmocka_unit_test(test_c8_owner),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* JSON from outside: the scan before the parse, integers, UTF-8, and text that is written. */
+#include "base/json.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static bool parses(const char *s, bool uints)
+{
+    bsi_json j;
+    size_t before = bs_host_bytes(BS_TAG_HEADER);
+    bs_status ret = bsi_json_parse(s, strlen(s), uints, "text", &j);
+    assert_true(ret == BS_OK || ret == BS_FORMAT);
+    if (ret == BS_OK)
+        bsi_json_end(&j);
+    else
+        assert_null(j.root);
+    assert_int_equal(bs_host_bytes(BS_TAG_HEADER), before);
+    return ret == BS_OK;
+}
+
+static void test_parse(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"{}", "[]", "1", " {\"a\" : [1, 2,\t3]}\r\n",
+                                       "\"\\u00e9\\\\\\\"\""};
+    static const char *const general[] = {"true", "null", "-1.5e3", "{\"a\":[false]}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "[1,]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{a:1}",
+                                      "[1] 2",
+                                      "\"a",
+                                      "\"\\",
+                                      "'a'",
+                                      "[1,2",
+                                      "]",
+                                      "\"\\x\"",
+                                      "\"\x01\"",
+                                      "\"\\u0000\"",
+                                      "\xEF\xBB\xBF{}",
+                                      "\"\xF8\"",
+                                      "{\"a\":1,}"};
+    for (size_t i = 0; i < BSI_COUNT(good); i++)
+        assert_true(parses(good[i], true) && parses(good[i], false));
+    for (size_t i = 0; i < BSI_COUNT(general); i++)
+        assert_true(parses(general[i], false) && !parses(general[i], true));
+    for (size_t i = 0; i < BSI_COUNT(bad); i++)
+        if (parses(bad[i], false) || parses(bad[i], true))
+            fail_msg("accepted: %s", bad[i]);
+    char deep[2 * BSI_JSON_DEPTH + 3];
+    memset(deep, '[', BSI_JSON_DEPTH);
+    memset(deep + BSI_JSON_DEPTH, ']', BSI_JSON_DEPTH);
+    deep[2 * BSI_JSON_DEPTH] = '\0';
+    assert_true(parses(deep, true));
+    memset(deep, '[', BSI_JSON_DEPTH + 1);
+    memset(deep + BSI_JSON_DEPTH + 1, ']', BSI_JSON_DEPTH + 1);
+    deep[2 * BSI_JSON_DEPTH + 2] = '\0';
+    assert_false(parses(deep, true));
+}
+
+static void test_uint(void **state)
+{
+    (void)state;
+    bsi_json j;
+    const char *s = "[0, 9007199254740991, 9007199254740992, -1, 1.5, 1e3, \"7\", 1e400]";
+    const bool want[] = {true, true, false, false, false, true, false, false};
+    uint64_t v = 0;
+    assert_int_equal(bsi_json_parse(s, strlen(s), false, "text", &j), BS_OK);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(bsi_json_uint(cJSON_GetArrayItem(j.root, i), &v), want[i]);
+    assert_false(bsi_json_uint(NULL, &v));
+    assert_true(bsi_json_uint(cJSON_GetArrayItem(j.root, 1), &v));
+    assert_int_equal(v, 9007199254740991);
+    bsi_json_end(&j);
+}
+
+/* Every code point there is, by the definition of UTF-8. */
+static void test_utf8(void **state)
+{
+    (void)state;
+    for (uint32_t c = 0; c < 0x120000; c++) {
+        unsigned char s[4];
+        size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+        for (size_t i = n - 1; i > 0; i--)
+            s[i] = (unsigned char)(0x80 | (c >> (6 * (n - 1 - i)) & 0x3F));
+        static const unsigned char lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+        s[0] = (unsigned char)(lead[n] | c >> (6 * (n - 1)));
+        bool valid = c < 0xD800 || (c > 0xDFFF && c < 0x110000);
+        if (bsi_utf8_step(s, n) != (valid ? n : 0))
+            fail_msg("code point %x", c);
+        if (n > 1 && bsi_utf8_step(s, n - 1) != 0)
+            fail_msg("cut code point %x", c);
+    }
+    assert_true(bsi_json_utf8_valid("\xF4\x8F\xBF\xBF", 4));
+    static const char *const bad[] = {"\xC0\xAF",         "\xC1\xBF", "\xE0\x9F\xBF",
+                                      "\xF0\x8F\xBF\xBF", "\x80",     "\xFF"};
+    for (size_t i = 0; i < BSI_COUNT(bad); i++)
+        assert_false(bsi_json_utf8_valid(bad[i], strlen(bad[i])));
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    bsi_writer t = {0};
+    char all[256];
+    for (int i = 0; i < 127; i++)
+        all[i] = (char)(i + 1);
+    all[127] = '\0';
+    bsi_writer_printf(&t, "{\"n\":%d,\"s\":", 7);
+    bsi_writer_quote(&t, all);
+    bsi_writer_put(&t, "}", 1);
+    assert_false(t.failed);
+    bsi_json j;
+    assert_int_equal(bsi_json_parse(t.p, t.n, false, "text", &j), BS_OK);
+    assert_string_equal(cJSON_GetObjectItemCaseSensitive(j.root, "s")->valuestring, all);
+    bsi_json_end(&j);
+    bsi_free(t.p);
+
+    t = (bsi_writer){0};
+    bsi_alloc_fail_nth(2);
+    for (int i = 0; i < 1000; i++)
+        bsi_writer_put(&t, "x", 1);
+    bsi_alloc_fail_nth(0);
+    assert_true(t.failed);
+    assert_int_equal(t.n, 255); /* what fitted before, still terminated */
+    assert_int_equal(t.p[255], 0);
+    bsi_free(t.p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parse), cmocka_unit_test(test_uint),
+                                       cmocka_unit_test(test_utf8), cmocka_unit_test(test_text)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Manifest: extents, the two layouts, what the builder refuses, digest, JSON and damaged JSON. */
+#include "base/base.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/io.h"
+#include "tmpdir.h"
+
+enum { BYTES = 100000 };
+
+static const char *data_file(const char *name)
+{
+    static unsigned char buf[BYTES];
+    struct stat st;
+    if (stat(tmpdir_file(name), &st) == 0 && st.st_size == BYTES)
+        return tmpdir_file(name); /* writing it again would be a change under those who use it */
+    return tmpdir_put(name, buf, sizeof buf);
+}
+
+static int tensor(bs_manifest *m, int block, const char *name, bs_dtype t, int64_t n, int file,
+                  uint64_t at)
+{
+    int i;
+    if (bs_manifest_add_tensor(m, block, name, t, 1, &n, file, at, &i) != BS_OK)
+        fail_msg("%s", bs_error()->msg);
+    return i;
+}
+
+/* Two files, block 0 with tensors that touch, overlap in aligned pieces and lie apart; block 1 in both.
+ */
+static bs_manifest *sample(void)
+{
+    bs_manifest *m;
+    int a, b, again, i;
+    assert_int_equal(bs_manifest_new(&m), BS_OK);
+    assert_int_equal(bs_manifest_add_file(m, data_file("a"), &a), BS_OK);
+    assert_int_equal(bs_manifest_add_file(m, data_file("b"), &b), BS_OK);
+    assert_int_equal(bs_manifest_add_file(m, tmpdir_file("a"), &again), BS_OK);
+    assert_int_equal(again, a);
+    assert_int_equal(bs_manifest_add_block(m, "layer 0", "layer", &i), BS_OK);
+    assert_int_equal(bs_manifest_add_block(m, "layer \"1\"", "mix", &i), BS_OK);
+    assert_int_equal(i, 1);
+    tensor(m, 0, "q", BS_DTYPE_BF16, 1001, a, 5001); /* odd address */
+    tensor(m, 0, "norm", BS_DTYPE_F32, 3, a, 99988); /* the last bytes of the file */
+    tensor(m, 0, "k", BS_DTYPE_F16, 1, a, 4605);
+    tensor(m, 1, "x", BS_DTYPE_F32, 100, b, 0);
+    tensor(m, 1, "y", BS_DTYPE_BF16, 100, a, 0);
+    tensor(m, 1, "z", BS_DTYPE_BF16, 100, b, 50000);
+    assert_int_equal(bs_manifest_add_rows(m, "embed", BS_DTYPE_BF16, 10, 8, b, 7, &i), BS_OK);
+    return m;
+}
+
+/* The extents by definition: every tensor inside its own, all aligned, none touching its neighbour. */
+static void check_extents(const bs_manifest *m, int block, size_t align)
+{
+    const bs_block_info *b = bs_manifest_block(m, block);
+    uint64_t end = 0;
+    for (int i = 0; i < b->n_extents; i++) {
+        const bsi_extent *e = bsi_manifest_extent(m, block, i),
+                         *n = bsi_manifest_extent(m, block, i + 1);
+        assert_int_equal(e->offset % align, 0);
+        assert_int_equal(e->length % align, 0);
+        assert_int_equal(e->raw_offset % 4096, 0);
+        assert_true(e->raw_offset >= end);
+        assert_true(e->offset + e->length < bsi_manifest_file(m, e->file)->bytes + align);
+        end = e->raw_offset + e->length;
+        if (n && n->file == e->file)
+            assert_true(n->offset > e->offset + e->length);
+    }
+    assert_int_equal(b->raw_bytes, bsi_round_up(end, 4096));
+    for (int i = 0; i < b->n_tensors; i++) {
+        const bs_tensor_info *t = bs_manifest_tensor(m, block, i);
+        const bsi_extent *e = bsi_manifest_extent(m, block, bsi_manifest_tensor_extent(m, block, i));
+        assert_int_equal(e->file, t->file);
+        assert_true(t->file_offset >= e->offset);
+        assert_true(t->file_offset + t->bytes <= e->offset + e->length);
+    }
+}
+
+static void test_layout(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample();
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    size_t align = bs_manifest_alignment(m);
+    assert_true(align >= 512);
+    check_extents(m, 0, align);
+    check_extents(m, 1, align);
+    const bs_block_info *b = bs_manifest_block(m, 0);
+    assert_int_equal(b->n_extents, 2);
+    assert_int_equal(bsi_manifest_tensor_extent(m, 0, 0), 0);
+    assert_int_equal(bsi_manifest_tensor_extent(m, 0, 1), 1);
+    assert_int_equal(bsi_manifest_tensor_extent(m, 0, 2), 0);
+    assert_int_equal(b->payload_bytes, 2002 + 12 + 2);
+    const bs_tensor_info *q = bs_manifest_tensor(m, 0, 0), *n = bs_manifest_tensor(m, 0, 1);
+    const bs_tensor_info *k = bs_manifest_tensor(m, 0, 2);
+    assert_int_equal(q->slot_offset, 0);
+    assert_int_equal(n->slot_offset, 2048);
+    assert_int_equal(k->slot_offset, 2304);
+    assert_int_equal(b->slot_bytes, 2560);
+    assert_int_equal(q->expand_offset, 0);
+    assert_true(n->expand_offset == UINT64_MAX);
+    assert_int_equal(k->expand_offset, 4096); /* 4004 rounded up */
+    assert_int_equal(b->expand_bytes, 4352);
+    assert_int_equal(bs_manifest_block(m, 1)->n_extents, 3);
+    assert_int_equal(bs_manifest_find_tensor(m, 0, "k"), 2);
+    assert_int_equal(bs_manifest_find_tensor(m, 0, "x"), -1);
+    assert_int_equal(bs_manifest_find_tensor(m, 9, "x"), -1);
+    assert_null(bs_manifest_block(m, 2));
+    assert_null(bs_manifest_tensor(m, 0, 3));
+    assert_null(bsi_manifest_extent(m, 0, 2));
+    assert_null(bsi_manifest_rows(m, 1));
+    assert_int_equal(bsi_manifest_rows(m, 0)->cols, 8);
+    int i;
+    assert_int_equal(bs_manifest_add_block(m, "late", "layer", &i), BS_STATE);
+    assert_int_equal(bs_manifest_finish(m), BS_STATE);
+    bs_manifest_free(m);
+}
+
+/* Buffered files use extents of 4096, and nothing else changes. */
+static void test_buffered(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample();
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    uint64_t digest = bs_manifest_digest(m);
+    bs_manifest_free(m);
+    bsi_file_refuse_direct(true);
+    m = sample();
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    bsi_file_refuse_direct(false);
+    assert_false(bsi_manifest_file(m, 0)->direct);
+    assert_int_equal(bs_manifest_alignment(m), 4096);
+    check_extents(m, 0, 4096);
+    check_extents(m, 1, 4096);
+    const bsi_extent *e = bsi_manifest_extent(m, 0, 0);
+    assert_int_equal(e->offset, 4096);
+    assert_int_equal(e->length, 4096);
+    assert_true(bs_manifest_digest(m) == digest);
+    bs_manifest_free(m);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample();
+    int64_t one = 1, zero = 0, huge[2] = {INT64_MAX, INT64_MAX}, many = 25001;
+    int i;
+    assert_int_equal(bs_manifest_add_file(m, tmpdir_file("absent"), &i), BS_IO);
+    ASSERT_ERROR("absent");
+    assert_int_equal(bs_manifest_add_file(m, tmpdir_path, &i), BS_IO);
+    assert_int_equal(bs_manifest_add_block(m, "", "layer", &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_block(m, "\xFF", "layer", &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 7, "n", BS_DTYPE_F32, 1, &one, 0, 0, &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "q", BS_DTYPE_F32, 1, &one, 0, 0, &i), BS_ARG);
+    ASSERT_ERROR("has a tensor 'q' already");
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_I64, 1, &one, 0, 0, &i), BS_DTYPE);
+    ASSERT_ERROR("'n' is stored as i64");
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &zero, 0, 0, &i), BS_SHAPE);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 2, huge, 0, 0, &i), BS_SHAPE);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 9, huge, 0, 0, &i), BS_SHAPE);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 2, 0, &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, BYTES - 3, &i),
+                     BS_ARG);
+    ASSERT_ERROR("has 100000");
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, UINT64_MAX, &i),
+                     BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &many, 0, 0, &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_F32, 2, 0, 0, 0, &i), BS_SHAPE);
+    assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_U8, 2, 2, 0, 0, &i), BS_DTYPE);
+    char *text;
+    assert_int_equal(bs_manifest_to_json(m, &text), BS_STATE);
+    /* Nothing of that stuck. */
+    assert_int_equal(bs_manifest_block(m, 0)->n_tensors, 3);
+    assert_int_equal(truncate(tmpdir_file("b"), 50), 0);
+    assert_int_equal(bs_manifest_finish(m), BS_IO);
+    ASSERT_ERROR("/b' had 100000 bytes");
+    bs_manifest_free(m);
+
+    assert_int_equal(bs_manifest_new(&m), BS_OK);
+    assert_int_equal(bs_manifest_add_block(m, "empty", "layer", &i), BS_OK);
+    assert_int_equal(bs_manifest_finish(m), BS_ARG);
+    bs_manifest_free(m);
+    bs_manifest_free(NULL);
+}
+
+static void test_digest(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample(), *n = sample();
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    tensor(n, 1, "more", BS_DTYPE_F32, 1, 0, 0);
+    assert_int_equal(bs_manifest_finish(n), BS_OK);
+    assert_true(bs_manifest_digest(m) != bs_manifest_digest(n));
+    assert_true(bs_manifest_digest(m) != 0);
+    bs_manifest_free(n);
+    bs_manifest_free(m);
+}
+
+static void test_json(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample(), *back;
+    char *text, *again;
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    assert_int_equal(bs_manifest_to_json(m, &text), BS_OK);
+    if (bs_manifest_from_json(text, strlen(text), &back) != BS_OK)
+        fail_msg("%s", bs_error()->msg);
+    assert_true(bs_manifest_digest(back) == bs_manifest_digest(m));
+    assert_string_equal(bs_manifest_block(back, 1)->name, "layer \"1\"");
+    assert_int_equal(bs_manifest_tensor(back, 0, 1)->file_offset, 99988);
+    assert_int_equal(bs_manifest_to_json(back, &again), BS_OK);
+    assert_string_equal(again, text);
+    bs_str_free(again);
+    bs_manifest_free(back);
+
+    static const struct {
+        const char *from, *to, *why;
+    } c[] = {
+        {"{\"bslua_manifest\":1", "{\"bslua_manifest\":2", "version 2"},
+        {"\"rows\":", "\"rowz\":", "key 'rowz' is unknown"},
+        {"\"kind\":\"mix\",", "", "key 'kind' is missing"},
+        {"\"file\":0", "\"file\":0,\"file\":0", "given twice"},
+        {"\"file\":0", "\"file\":9", "is in file 9"},
+        {"\"offset\":5001", "\"offset\":5003", "it was edited"},
+        {"\"offset\":5001", "\"offset\":99999", "has 2002 bytes at 99999"},
+        {"\"offset\":5001", "\"offset\":-1", "non-negative integers"},
+        {"\"offset\":5001", "\"offset\":\"x\"", "'offset' is not an integer"},
+        {"\"dtype\":\"f16\"", "\"dtype\":\"f12\"", "unknown dtype 'f12'"},
+        {"\"dtype\":\"f16\"", "\"dtype\":\"u8\"", "stored as u8"},
+        {"\"shape\":[3]", "\"shape\":3", "'shape' is not an array"},
+        {"\"shape\":[3]", "\"shape\":[1,1,1,1,1,1,1,1,3]", "more than 8"},
+        {"\"shape\":[10,8]", "\"shape\":[80]", "2 are needed"},
+        {"\"bytes\":100000", "\"bytes\":100001", "had 100001 bytes and has 100000"},
+        {"/b\"", "/a\"", "given twice"},
+        {"/b\"", "/c\"", "cannot be opened"},
+        {"]}\n", "]", "not valid JSON"},
+    };
+    for (size_t i = 0; i < BSI_COUNT(c); i++) {
+        char bad[8192];
+        const char *at = strstr(text, c[i].from);
+        assert_non_null(at);
+        snprintf(bad, sizeof bad, "%.*s%s%s", (int)(at - text), text, c[i].to, at + strlen(c[i].from));
+        bs_status ret = bs_manifest_from_json(bad, strlen(bad), &back);
+        if (ret == BS_OK)
+            fail_msg("accepted: %s", c[i].to);
+        assert_null(back);
+        ASSERT_ERROR(c[i].why);
+    }
+    bs_str_free(text);
+    bs_manifest_free(m);
+}
+
+/* Every byte of the text damaged in turn: refused or, where it is only white space, the same content.
+ */
+static void test_json_damage(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample(), *back;
+    char *text;
+    size_t before = bs_host_bytes(BS_TAG_HEADER);
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    assert_int_equal(bs_manifest_to_json(m, &text), BS_OK);
+    size_t n = strlen(text), live = bs_host_bytes(BS_TAG_HEADER);
+    for (size_t i = 0; i < n; i++) {
+        char old = text[i];
+        text[i] ^= 1;
+        if (bs_manifest_from_json(text, n, &back) == BS_OK) {
+            assert_true(bs_manifest_digest(back) == bs_manifest_digest(m));
+            bs_manifest_free(back);
+        }
+        text[i] = old;
+        bool whole = i == n - 1; /* all but the last newline */
+        assert_true((bs_manifest_from_json(text, i, &back) == BS_OK) == whole);
+        if (whole)
+            bs_manifest_free(back);
+    }
+    assert_int_equal(bs_host_bytes(BS_TAG_HEADER), live);
+    bs_str_free(text);
+    bs_manifest_free(m);
+    assert_true(bs_host_bytes(BS_TAG_HEADER) < before);
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample(), *back;
+    char *text = NULL;
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    for (uint64_t n = 1;; n++) {
+        bsi_alloc_fail_nth(n);
+        bs_status ret = bs_manifest_to_json(m, &text);
+        bsi_alloc_fail_nth(0);
+        if (ret == BS_OK)
+            break;
+        assert_int_equal(ret, BS_NOMEM);
+    }
+    size_t live = bs_host_bytes(BS_TAG_HEADER);
+    int fds = tmpdir_fds();
+    uint64_t n = 1;
+    for (;; n++) {
+        bsi_alloc_fail_nth(n);
+        bs_status ret = bs_manifest_from_json(text, strlen(text), &back);
+        bsi_alloc_fail_nth(0);
+        if (ret == BS_OK)
+            break;
+        assert_int_equal(ret, BS_NOMEM);
+        assert_int_equal(bs_host_bytes(BS_TAG_HEADER), live);
+        assert_int_equal(tmpdir_fds(), fds);
+    }
+    assert_true(n > 20);
+    bs_manifest_free(back);
+    bs_str_free(text);
+    bs_manifest_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),   cmocka_unit_test(test_buffered),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_json),     cmocka_unit_test(test_json_damage),
+        cmocka_unit_test(test_no_memory)};
+    return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
+}

@@ -1,0 +1,565 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tape records and keeps, how gradients meet, when bytes are freed, and its errors. */
+#include "tensor_fixture.h"
+
+enum { T = 6, C = 8 };
+
+static void assert_error(bs_status got, bs_status want, const char *part)
+{
+    if (got != want || !strstr(bs_error()->msg, part))
+        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got),
+                 bs_error()->msg, bs_status_name(want), part);
+}
+
+static void start(fixture *f)
+{
+    fix_open(f, "check:cpu", 16);
+    fix_rows(f, 0, 1, (int64_t[]){T}, NULL);
+}
+
+static void release(int n, bs_tensor *const *t)
+{
+    for (int i = 0; i < n; i++)
+        bs_tensor_release(t[i]);
+}
+
+#define release_all(...)                                                                               \
+    do {                                                                                               \
+        bs_tensor *all_[] = {__VA_ARGS__};                                                             \
+        release((int)BSI_COUNT(all_), all_);                                                           \
+    } while (0)
+
+/* d(sum r*y)/dx must be k[i] * r[i] */
+static void assert_grad(bs_tensor *x, const float *r, const float *k, double factor)
+{
+    bs_tensor *g;
+    float got[T * C];
+    ok(bs_tensor_grad(x, &g));
+    assert_non_null(g);
+    fix_values(g, got);
+    for (int i = 0; i < T * C; i++) {
+        double want = factor * (double)r[i] * (k ? (double)k[i] : 1.0);
+        if (!(fabs((double)got[i] - want) <= 1e-6 * (1.0 + fabs(want))))
+            fail_msg("gradient %d is %g, %g expected", i, (double)got[i], want);
+    }
+    bs_tensor_release(g);
+}
+
+/* One tensor, many consumers: add to itself (one dy, twice), scale, and an output of its own. */
+static void test_several_consumers(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], ra[T * C], twice[T * C];
+    start(&f);
+    fix_seal(&f);
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *s, *a, *y;
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_scale(x, 3.0, &s));
+    ok(bs_op_add(s, s, &a)); /* 6x */
+    ok(bs_op_add(a, x, &y)); /* 7x */
+    bs_tensor *g = fix_from(&f, T, C, fix_floats(&f, r, T * C));
+    for (int i = 0; i < T * C; i++)
+        twice[i] = 2.0f * r[i];
+    bs_tensor *ga = fix_from(&f, T, C, twice);
+    /* y and a both lead out: 7r + 6*2r; y is given twice: + 7r */
+    ok(bs_scope_backward(f.e, 3, (bs_tensor *[]){y, a, y}, (bs_tensor *[]){g, ga, g}));
+    assert_grad(x, r, NULL, 26.0);
+    release_all(x, s, a, y, g, ga);
+    bs_scope_close(f.e);
+
+    /* A gradient that comes from a store is never written, and neither is a tensor that is still read.
+     */
+    fix_scope(&f, 0, true, false);
+    x = fix_from(&f, T, C, v);
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_add(x, x, &s));
+    ok(bs_op_mul(s, x, &y)); /* 2x^2 */
+    bs_tensor *place = fix_at(&f, T, C, r);
+    ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){s, y}, (bs_tensor *[]){place, place}));
+    fix_values(place, ra);
+    assert_memory_equal(ra, r, sizeof r);
+    for (int i = 0; i < T * C; i++)
+        twice[i] = 4.0f * v[i] + 2.0f;
+    assert_grad(x, r, twice, 1.0);
+    release_all(x, s, y, place);
+    fix_close(&f);
+}
+
+/* A sum hands one gradient to both sides. What one side adds later must not reach the other, nor the
+   place or the leaf that the gradient came from. */
+static void test_shared_gradient(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], q[T * C], got[T * C], both[T * C];
+    bs_tensor *s, *z, *y, *w;
+    start(&f);
+    fix_seal(&f);
+    fix_floats(&f, r, T * C);
+    fix_floats(&f, q, T * C);
+    for (int i = 0; i < T * C; i++)
+        both[i] = r[i] + 2.0f * q[i];
+    for (int kind = 0; kind < 3; kind++) { /* the gradient is: of the arena, a store place, a leaf */
+        fix_scope(&f, 0, true, false);
+        bs_tensor *x1 = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *x2 = fix_from(&f, T, C, v);
+        ok(bs_tensor_want_grad(x1));
+        ok(bs_tensor_want_grad(x2));
+        ok(bs_op_scale(x1, 2.0, &z));
+        ok(bs_op_add(x1, x2, &y));
+        bs_tensor *gy = kind == 1 ? fix_at(&f, T, C, r) : fix_from(&f, T, C, r);
+        bs_tensor *gz = fix_from(&f, T, C, q);
+        if (kind == 2)
+            ok(bs_tensor_want_grad(gy));
+        ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){y, z}, (bs_tensor *[]){gy, gz}));
+        assert_grad(x2, r, NULL, 1.0);
+        assert_grad(x1, both, NULL, 1.0);
+        if (kind) {
+            fix_values(gy, got);
+            assert_memory_equal(got, r, sizeof r);
+        }
+        release_all(x1, x2, z, y, gy, gz);
+        bs_scope_close(f.e);
+    }
+    for (int kind = 1; kind < 3;
+         kind++) { /* the given gradient's only holder gets a second contribution */
+        fix_scope(&f, 0, true, false);
+        bs_tensor *x = fix_from(&f, T, C, v), *gs;
+        ok(bs_tensor_want_grad(x));
+        ok(bs_op_scale(x, 1.0, &s));
+        ok(bs_op_scale(s, 2.0, &w));
+        gs = kind == 1 ? fix_at(&f, T, C, r) : fix_from(&f, T, C, r);
+        bs_tensor *gw = fix_from(&f, T, C, q);
+        if (kind == 2)
+            ok(bs_tensor_want_grad(gs));
+        ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){s, w}, (bs_tensor *[]){gs, gw}));
+        fix_values(gs, got);
+        assert_memory_equal(got, r, sizeof r);
+        assert_grad(x, both, NULL, 1.0);
+        release_all(x, s, w, gs, gw);
+        bs_scope_close(f.e);
+    }
+    fix_close(&f);
+}
+
+/* q, k, v style: three linears on one input; dx is their sum, in place after the first. */
+static void test_linears_share_an_input(void **state)
+{
+    (void)state;
+    fixture f;
+    float w[3][C * C], v[T * C], r[T * C], got[T * C];
+    bs_linear *l[3];
+    bs_tensor *y[3], *g[3], *dx;
+    start(&f);
+    fix_seal(&f);
+    for (int i = 0; i < 3; i++) {
+        bs_tensor_info info =
+            fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w[i], C * C));
+        ok(bs_linear_new(f.e, &(bs_linear_cfg){.block = 0, .weight = &info}, &l[i]));
+    }
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C));
+    fix_floats(&f, r, T * C);
+    ok(bs_tensor_want_grad(x));
+    for (int i = 0; i < 3; i++) {
+        ok(bs_op_linear(x, l[i], &y[i]));
+        g[i] = fix_from(&f, T, C, r);
+    }
+    uint64_t before = fix_launches(&f);
+    ok(bs_scope_backward(f.e, 3, y, g));
+    assert_int_equal(fix_launches(&f) - before, 3); /* three GEMMs, no sums beside them */
+    ok(bs_tensor_grad(x, &dx));
+    fix_values(dx, got);
+    for (int t = 0; t < T; t++)
+        for (int c = 0; c < C; c++) {
+            double want = 0.0;
+            for (int i = 0; i < 3; i++)
+                for (int o = 0; o < C; o++)
+                    want += (double)r[t * C + o] * (double)w[i][o * C + c];
+            assert_true(fabs((double)got[t * C + c] - want) < 5e-6);
+        }
+    release_all(x, dx, y[0], y[1], y[2], g[0], g[1], g[2]);
+    for (int i = 0; i < 3; i++)
+        bs_linear_free(l[i]);
+    fix_close(&f);
+}
+
+static void test_view(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], k[T * C];
+    bs_tensor *y, *h, *back, *bad;
+    bs_place px, ph;
+    start(&f);
+    fix_seal(&f);
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_at(&f, T, C, fix_floats(&f, v, T * C));
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_view(x, 2, (int64_t[]){2 * T, C / 2}, &h));
+    ok(bs_tensor_place(x, &px));
+    ok(bs_tensor_place(h, &ph));
+    assert_int_equal(px.off, ph.off);
+    assert_int_equal(bs_tensor_capacity(h), 32);
+    ok(bs_op_mul(h, h, &y));
+    ok(bs_op_view(y, 3, (int64_t[]){T, 2, C / 2}, &back));
+    assert_int_equal(bs_tensor_capacity(back), 16);
+    assert_error(bs_op_view(x, 2, (int64_t[]){T, C + 1}, &bad), BS_SHAPE, "view: [6 8] as [6 9]");
+    assert_error(bs_op_view(x, 2, (int64_t[]){4, 12}, &bad), BS_SHAPE, "multiple or divisor");
+    assert_error(bs_op_view(x, 2, (int64_t[]){-T, -C}, &bad), BS_SHAPE, "[-6 -8]");
+    bs_tensor *g2 = fix_from(&f, T, C, fix_floats(&f, r, T * C)), *g;
+    ok(bs_op_view(g2, 3, (int64_t[]){T, 2, C / 2}, &g));
+    ok(bs_scope_backward(f.e, 1, &back, &g));
+    for (int i = 0; i < T * C; i++)
+        k[i] = 2.0f * v[i];
+    assert_grad(x, r, k, 1.0);
+    release_all(x, h, y, back, g, g2);
+    fix_close(&f);
+}
+
+/* Frozen inputs: no node, no gradient launch, nothing kept. */
+static void test_frozen_records_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    float w[C * C], v[T * C];
+    bs_tensor *y, *z, *u;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    bs_linear *frozen, *adapted;
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .scale = 1.0f};
+    ok(bs_linear_new(f.e, &cfg, &frozen));
+    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f.e, &cfg, &adapted));
+
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v), *grad;
+    ok(bs_op_linear(x, frozen, &y));
+    ok(bs_op_glu(y, x, BS_ACT_SILU, &z));
+    uint64_t before = fix_launches(&f);
+    ok(bs_scope_backward(f.e, 1, &z, &g));
+    assert_int_equal(fix_launches(&f), before);
+    assert_int_equal(fix_arena_now(&f), 0); /* no node: all of it is free at once */
+    assert_error(bs_tensor_grad(x, &grad), BS_STATE, "after the backward pass freed it");
+    release_all(x, g, y, z);
+    bs_scope_close(f.e);
+
+    /* Below the lowest trainable op nothing flows: dA, dB and u, but no dx and no linear before it. */
+    fix_scope(&f, 0, true, false);
+    x = fix_from(&f, T, C, v);
+    g = fix_from(&f, T, C, v);
+    ok(bs_op_linear(x, frozen, &y));
+    ok(bs_op_linear(y, adapted, &z));
+    ok(bs_op_linear(z, frozen, &u));
+    before = fix_launches(&f);
+    ok(bs_scope_backward(f.e, 1, &u, &g));
+    assert_int_equal(fix_launches(&f) - before, 1 + 3); /* dz; dB, u, dA */
+    release_all(x, g, y, z, u);
+    bs_scope_close(f.e);
+
+    /* Without a tape an adapter's forward is three GEMMs and nothing is kept but the outputs. */
+    fix_scope(&f, 0, false, false);
+    x = fix_from(&f, T, C, v);
+    before = fix_launches(&f);
+    ok(bs_op_linear(x, adapted, &y));
+    assert_int_equal(fix_launches(&f) - before, 3);
+    assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and y, 192 bytes each */
+    release_all(x, y);
+    bs_scope_close(f.e);
+
+    /* The by-products of norm and attention too. */
+    float one[C];
+    bs_tensor_info vec =
+        fix_weight(&f, "norm", BS_DTYPE_F32, 1, (int64_t[]){C}, fix_floats(&f, one, C));
+    bs_weight *norm;
+    ok(bs_weight_new(f.e, 0, &vec, NULL, &norm));
+    fix_scope(&f, 0, true, false); /* a tape that nothing asks anything of */
+    x = fix_from(&f, T, C, v);
+    ok(bs_op_rmsnorm(x, norm, 1e-6, false, &y));
+    ok(bs_op_attention(y, y, y, &(bs_attention_cfg){.heads = 2, .kv_heads = 2, .head_dim = 4}, &z));
+    assert_int_equal(fix_arena_now(&f), 3 * 256);
+    release_all(x, y, z);
+    bs_weight_free(norm);
+    bs_linear_free(frozen);
+    bs_linear_free(adapted);
+    fix_close(&f);
+}
+
+/* What no node reads is freed when backward starts; after it leaves and their gradients remain. */
+static void test_backward_frees(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C];
+    bs_tensor *a, *b, *c, *y, *z, *dx;
+    start(&f);
+    fix_seal(&f);
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C));
+    bs_tensor *place = fix_at(&f, T, C, v);
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_scale(x, 2.0, &a)); /* read by the act */
+    ok(bs_op_act(a, BS_ACT_SILU, &b));
+    ok(bs_op_scale(b, 0.5, &c));
+    ok(bs_op_add(c, place, &y));
+    ok(bs_op_mul(y, y, &z)); /* two gradients of one tensor: the second is freed once it is added */
+    bs_tensor *g = fix_from(&f, T, C, fix_floats(&f, r, T * C));
+    /* x, a, b, c, g of 6 rows; y and z have the capacity of the place, 16 rows */
+    assert_int_equal(fix_arena_now(&f), 5 * 256 + 2 * 512);
+    ok(bs_scope_backward(f.e, 1, &z, &g));
+    assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and its gradient */
+    assert_true(bs_tensor_alive(x) && bs_tensor_alive(place));
+    assert_false(bs_tensor_alive(a) || bs_tensor_alive(b) || bs_tensor_alive(y) || bs_tensor_alive(g));
+    bs_place p;
+    assert_error(bs_tensor_place(b, &p), BS_STATE, "after the backward pass freed it");
+    bs_tensor *more;
+    assert_error(bs_op_scale(x, 1.0, &more), BS_STATE, "has run its backward pass");
+    bs_array *arr;
+    ok(bs_array_new(BS_DTYPE_F32, 2, (int64_t[]){1, 1}, &arr));
+    assert_error(bs_tensor_from(f.e, arr, &more), BS_STATE, "has run its backward pass");
+    bs_array_free(arr);
+    ok(bs_tensor_grad(x, &dx));
+    /* Gradients go on into a store: place += dx */
+    float got[T * C], dxv[T * C];
+    fix_values(dx, dxv);
+    ok(bs_op_accumulate(place, dx));
+    fix_values(place, got);
+    for (int i = 0; i < T * C; i++)
+        assert_true(got[i] == v[i] + dxv[i]);
+    release_all(x, place, a, b, c, y, z, g, dx);
+    fix_close(&f);
+}
+
+static void test_accumulate(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C];
+    bs_tensor *y;
+    start(&f);
+    fix_seal(&f);
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *acc = fix_at(&f, T, C, v);
+    bs_tensor *leaf = fix_at(&f, T, C, v), *narrow = fix_at(&f, T, C - 1, v);
+    assert_error(bs_op_accumulate(x, acc), BS_STATE, "must come from a store");
+    assert_error(bs_op_accumulate(narrow, x), BS_SHAPE, "[6 7] with [6 8]");
+    ok(bs_tensor_want_grad(leaf));
+    assert_error(bs_op_accumulate(leaf, x), BS_STATE, "not be on the tape");
+    ok(bs_op_mul(leaf, acc, &y)); /* acc is read by the backward of leaf */
+    assert_error(bs_op_accumulate(acc, x), BS_STATE, "not be on the tape");
+    release_all(x, acc, leaf, narrow, y);
+    fix_close(&f);
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], w[C * C];
+    bs_tensor *y, *n, *grad;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info = fix_weight(&f, "layers.3.q.weight", BS_DTYPE_F32, 2, (int64_t[]){C, C},
+                                     fix_floats(&f, w, C * C));
+    bs_tensor_info vec = fix_weight(&f, "layers.3.norm.weight", BS_DTYPE_BF16, 1, (int64_t[]){C}, w);
+    bs_linear *l;
+    bs_weight *norm;
+    ok(bs_linear_new(f.e, &(bs_linear_cfg){.block = 0, .weight = &info, .name = "q"}, &l));
+    ok(bs_weight_new(f.e, 0, &vec, NULL, &norm));
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *thin = fix_from(&f, T, C - 3, v);
+    ok(bs_tensor_want_grad(x));
+    assert_error(bs_op_add(x, thin, &y), BS_SHAPE, "add: [6 8] with [6 5]");
+    assert_error(bs_op_linear(thin, l, &y), BS_SHAPE, "linear 'q': x [6 5] does not meet weight [8 8]");
+    assert_error(bs_op_rmsnorm(thin, norm, 1e-6, false, &y), BS_SHAPE, "'layers.3.norm.weight' [8]");
+    assert_error(bs_op_columns(x, 6, 3, &y), BS_SHAPE, "3 columns from 6 on of x [6 8]");
+    assert_error(bs_op_row_scale(x, thin, 5, &y), BS_SHAPE, "column 5 of g [6 5]");
+    assert_error(bs_op_act(x, (bs_act)9, &y), BS_ARG, "activation 9");
+    assert_error(
+        bs_op_attention(x, x, thin, &(bs_attention_cfg){.heads = 2, .kv_heads = 2, .head_dim = 4}, &y),
+        BS_SHAPE, "q [6 8], k [6 8], v [6 5]");
+    assert_error(
+        bs_op_attention(x, x, x, &(bs_attention_cfg){.heads = 3, .kv_heads = 2, .head_dim = 4}, &y),
+        BS_ARG, "heads 3, kv_heads 2");
+    assert_error(bs_tensor_grad(x, &grad), BS_STATE, "backward has not run");
+    ok(bs_op_linear(x, l, &y));
+    ok(bs_op_rmsnorm(y, norm, 1e-6, false, &n));
+    assert_error(bs_tensor_want_grad(y), BS_STATE, "has used this tensor already");
+    assert_error(bs_scope_backward(f.e, 1, &n, &thin), BS_SHAPE, "output [6 8] with gradient [6 5]");
+    bs_tensor *g = fix_from(&f, T, C, v);
+    fix_visit(&f, false); /* the visit has ended: backward may not use its addresses */
+    assert_error(
+        bs_scope_backward(f.e, 1, &n, &g), BS_STATE,
+        "backward of rmsnorm in scope 'layers.3 test, micro 0': weight 'layers.3.norm.weight' is used "
+        "outside a visit of its block 0");
+    assert_error(bs_scope_backward(f.e, 1, &n, &g), BS_STATE, "has run it already");
+    bs_scope_close(f.e);
+    assert_int_equal(fix_arena_now(&f), 0);
+    release_all(x, thin, y, n, g);
+    fix_scope(&f, 0, true, false);
+    x = fix_from(&f, T, C, v);
+    assert_error(bs_op_linear(x, l, &y), BS_STATE,
+                 "weight 'layers.3.q.weight' is used outside a visit");
+    bs_tensor_release(x);
+    bs_linear_free(l);
+    bs_weight_free(norm);
+    fix_close(&f);
+}
+
+/* A lost device refuses every launch: ops and backward say so, and the scope still closes clean. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], w[C * C];
+    bs_tensor *y, *z;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_BF16, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .name = "q", .scale = 1.0f, .dropout = 0.5f};
+    bs_linear *l;
+    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f.e, &cfg, &l));
+    for (int where = 0; where < 3; where++) { /* lost before the linear, the attention, the backward */
+        const bs_attention_cfg a = {.heads = 2, .kv_heads = 2, .head_dim = 4};
+        bs_status st = BS_OK;
+        y = z = NULL;
+        fix_scope(&f, 0, true, true);
+        bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v);
+        ok(bs_tensor_want_grad(x));
+        f.dev->lost = where == 0;
+        st = bs_op_linear(x, l, &y);
+        f.dev->lost = where <= 1;
+        if (st == BS_OK)
+            st = bs_op_attention(y, y, x, &a, &z);
+        f.dev->lost = true;
+        if (st == BS_OK)
+            st = bs_scope_backward(f.e, 1, &z, &g);
+        const char *said[] = {"linear 'q'", "attention", "backward of attention"};
+        assert_error(st, BS_DEVICE, said[where]);
+        bs_scope_close(f.e);
+        f.dev->lost = false;
+        assert_int_equal(fix_arena_now(&f), 0);
+        release_all(x, g, y, z);
+    }
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
+static void test_weight_arguments(void **state)
+{
+    (void)state;
+    fixture f;
+    float w[C * C] = {0};
+    bs_weight *n;
+    bs_linear *l;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info = fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){4, C}, w), bad = info;
+    assert_error(bs_weight_new(f.e, 2, &info, NULL, &n), BS_ARG,
+                 "block 2; the engine was opened for blocks 0..1");
+    bad.dtype = BS_DTYPE_U8;
+    assert_error(bs_weight_new(f.e, 0, &bad, NULL, &n), BS_DTYPE, "stored as u8");
+    bad = info;
+    bad.bytes--;
+    assert_error(bs_weight_new(f.e, 0, &bad, NULL, &n), BS_SHAPE, "32 elements of f32 in 127 bytes");
+    bad = info;
+    bad.dim[0] = INT64_MAX;
+    assert_error(bs_weight_new(f.e, 0, &bad, NULL, &n), BS_SHAPE, "dim 1");
+    bs_param_ref grad = {.grad = fix_place(&f, 3, C, NULL)};
+    assert_error(bs_weight_new(f.e, 0, &info, &grad, &n), BS_SHAPE,
+                 "its gradient accumulator is f32 [3 8]");
+    bs_tensor_info vec = fix_weight(&f, "b", BS_DTYPE_F32, 1, (int64_t[]){5}, w);
+    bs_linear_cfg cfg = {.block = 0, .weight = &vec, .name = "q"};
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_SHAPE, "has 1 dims, [out, in] is expected");
+    cfg.weight = NULL;
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_ARG, "no weight");
+    cfg.weight = &info;
+    cfg.bias = &vec;
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_SHAPE, "1 dims and 5 entries, [4] is expected");
+    cfg.bias = NULL;
+    cfg.lora_a.value = fix_place(&f, 2, C, NULL);
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_ARG, "both A and B");
+    cfg.lora_b.value = fix_place(&f, 4, 3, NULL);
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_SHAPE, "B is f32 [4 3], f32 [4 2] is expected");
+    cfg.lora_b.value = fix_place(&f, 4, 2, NULL);
+    cfg.dropout = 1.0f;
+    assert_error(bs_linear_new(f.e, &cfg, &l), BS_ARG, "dropout 1");
+    fix_close(&f);
+}
+
+/* Stored halves are expanded once per visit, again after another block's, and never beyond the region.
+ */
+static void test_expand(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[C], w[C], x32[T * C];
+    bs_tensor *y[4];
+    start(&f);
+    fix_seal(&f);
+    f.e->binding.base[1] = f.block;
+    bs_tensor_info one = fix_weight(&f, "one", BS_DTYPE_BF16, 1, (int64_t[]){C}, fix_floats(&f, v, C));
+    bs_tensor_info two = fix_weight(&f, "two", BS_DTYPE_F16, 1, (int64_t[]){C}, fix_floats(&f, w, C));
+    bs_weight *a, *b, *far;
+    ok(bs_weight_new(f.e, 0, &one, NULL, &a));
+    two.expand_offset = one.expand_offset; /* of another block: the same place */
+    ok(bs_weight_new(f.e, 1, &two, NULL, &b));
+    fix_scope(&f, 0, false, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, x32, T * C));
+    uint64_t before = fix_launches(&f);
+    ok(bs_op_rmsnorm(x, a, 1e-6, false, &y[0]));
+    ok(bs_op_rmsnorm(x, a, 1e-6, false, &y[1]));
+    assert_int_equal(fix_launches(&f) - before, 3); /* one expansion, two norms */
+    ok(bs_op_rmsnorm(x, b, 1e-6, false, &y[2]));
+    ok(bs_op_rmsnorm(x, a, 1e-6, false, &y[3]));
+    assert_int_equal(fix_launches(&f) - before, 7); /* each expanded again */
+    float got[4][T * C];
+    for (int i = 0; i < 4; i++)
+        fix_values(y[i], got[i]);
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+    assert_memory_equal(got[0], got[3], sizeof got[0]);
+    for (int i = 0; i < T * C; i++)
+        assert_true(fabs((double)(got[2][i] * v[i % C] - got[0][i] * w[i % C])) < 1e-6);
+    release_all(y[0], y[1], y[2], y[3]);
+    fix_visit(&f, true);
+    before = fix_launches(&f);
+    ok(bs_op_rmsnorm(x, a, 1e-6, false, &y[0]));
+    assert_int_equal(fix_launches(&f) - before, 2); /* a new visit: stale copies are not used */
+    release_all(y[0]);
+    one.expand_offset = FIX_EXPAND_BYTES - 16;
+    ok(bs_weight_new(f.e, 0, &one, NULL, &far));
+    assert_error(bs_op_rmsnorm(x, far, 1e-6, false, &y[0]), BS_DEVMEM,
+                 "expands to 32 bytes at offset 131056 of its block, the expand region has 131072");
+    one.expand_offset = UINT64_MAX;
+    bs_weight_free(far);
+    ok(bs_weight_new(f.e, 0, &one, NULL, &far));
+    assert_error(bs_op_rmsnorm(x, far, 1e-6, false, &y[0]), BS_DEVMEM, "the expand region has 131072");
+    bs_tensor_release(x);
+    bs_weight_free(a);
+    bs_weight_free(b);
+    bs_weight_free(far);
+    fix_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_several_consumers),
+                                       cmocka_unit_test(test_shared_gradient),
+                                       cmocka_unit_test(test_linears_share_an_input),
+                                       cmocka_unit_test(test_view),
+                                       cmocka_unit_test(test_frozen_records_nothing),
+                                       cmocka_unit_test(test_backward_frees),
+                                       cmocka_unit_test(test_accumulate),
+                                       cmocka_unit_test(test_errors),
+                                       cmocka_unit_test(test_lost_device),
+                                       cmocka_unit_test(test_weight_arguments),
+                                       cmocka_unit_test(test_expand)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

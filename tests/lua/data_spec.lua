@@ -1,0 +1,313 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Training rows: what is refused and how it is told, packing, order, resume.
+package.path = "lua/?.lua;" .. package.path
+local data = require "bs.data"
+
+-- JSON without escapes in strings; null is a value of its own.
+local null = setmetatable({}, { __tostring = function() return "null" end })
+local words = { ["true"] = true, ["false"] = false, null = null }
+local value
+
+-- Items of a list or object: item(at) puts one away and returns where it ended.
+local function items(text, at, close, item)
+  at = text:find("%S", at + 1)
+  if text:sub(at, at) == close then return at + 1 end
+  while true do
+    at = text:find("%S", item(at))
+    local c = text:sub(at, at)
+    if c == close then return at + 1 end
+    if c ~= "," then error("a comma is missing at " .. at) end
+    at = text:find("%S", at + 1)
+  end
+end
+
+function value(text, at)
+  local c = text:sub(at, at)
+  local t = {}
+  if c == "[" then
+    return t, items(text, at, "]", function(i)
+      t[#t + 1], i = value(text, i)
+      return i
+    end)
+  elseif c == "{" then
+    return t, items(text, at, "}", function(i)
+      local key, colon = text:match('^"([^"\\]*)"%s*:%s*()', i)
+      t[key], i = value(text, colon)
+      return i
+    end)
+  elseif c == '"' then
+    return text:match('^"([^"\\]*)"()', at)
+  end
+  local word, rest = text:match("^([%w.+-]+)()", at)
+  if words[word] ~= nil then return words[word], rest end
+  return tonumber(word) or error("no value at " .. at), rest
+end
+
+local function decode(text)
+  local v, at = value(text, text:find("%S"))
+  if text:find("%S", at) then error("text after the value") end
+  return v
+end
+
+local path
+before_each(function() path = os.tmpname() end)
+after_each(function() os.remove(path) end)
+
+local function write(lines, name)
+  local f = assert(io.open(name or path, "wb"))
+  f:write(lines)
+  f:close()
+end
+
+local function list(t) return "[" .. table.concat(t, ",") .. "]" end
+
+local function row(ids, labels)
+  return ('{"input_ids": %s%s}\n'):format(list(ids), labels and ', "labels": ' .. list(labels) or "")
+end
+
+-- n rows whose lengths vary and whose ids tell which row it is.
+local function many(n, longest)
+  local lines, lens = {}, {}
+  for i = 1, n do
+    local ids = {}
+    for t = 1, 2 + (i * 7919) % (longest - 1) do ids[t] = i end
+    lines[i], lens[i] = row(ids), #ids
+  end
+  write(table.concat(lines))
+  return lens
+end
+
+local function open(opts, files)
+  local o = { decode = decode, vocab = 1000, micro_tokens = 16 }
+  for key, v in pairs(opts or {}) do o[key] = v end
+  return data.open(files or path, o)
+end
+
+local function refused(text, code, opts, files)
+  local d, message, status = open(opts, files)
+  assert.is_nil(d)
+  assert.is_truthy(message:find(text, 1, true), ("'%s' is not in: %s"):format(text, message))
+  assert.equal(code, status)
+end
+
+describe("a row", function()
+  local good = row { 1, 2, 3 }
+
+  local function bad(line, text)
+    write(good .. "\n" .. line .. "\n" .. good)
+    refused(path .. ":3: " .. text, 4)
+  end
+
+  it("that is malformed is refused with file and line", function()
+    bad("{", "not JSON")
+    bad("hello", "not JSON")
+    bad("7", "not a JSON object")
+    bad('{"ids": [1, 2]}', "no field 'input_ids'")
+    bad('{"input_ids": "text"}', "'input_ids' is a string")
+    bad('{"input_ids": {"a": 1}}', "'input_ids' has names or nulls")
+    bad('{"input_ids": [1, 2], "labels": [1, 2, 3]}', "2 input_ids and 3 labels")
+    bad('{"input_ids": [1, 2], "labels": []}', "2 input_ids and 0 labels")
+    bad('{"input_ids": [1, 2.5]}', "input_ids[1] is 2.5, not an integer")
+    bad('{"input_ids": [1, "2"]}', "input_ids[1] is 2, not an integer")
+    bad('{"input_ids": [1, null, 2]}', "input_ids[1] is null, not an integer")
+    bad('{"input_ids": [1, -1]}', "input_ids[1] is -1; 0..999 is expected")
+    bad('{"input_ids": [1, 1000]}', "input_ids[1] is 1000; 0..999 is expected")
+    bad('{"input_ids": [1, -100]}', "input_ids[1] is -100")
+    bad('{"input_ids": [1, 2], "labels": [1, -5]}', "labels[1] is -5; -100 or 0..999 is expected")
+  end)
+
+  it("with a hole from a decoder that drops nulls is refused", function()
+    write(good)
+    refused("names or nulls", 4, { decode = function() return { input_ids = { 1, nil, nil, 4 } } end })
+  end)
+
+  it("may hold integers written as floats, between blank lines, CRLF and a byte order mark", function()
+    write("\xEF\xBB\xBF" .. good:gsub("\n", "\r\n") .. "\r\n  \n" .. '{"input_ids": [4.0, 5e0]}')
+    local d = assert(open { step_tokens = 100 })
+    assert.equal(2, d.stats.rows)
+    local ids = {}
+    for _, m in ipairs(d:pass(1)) do table.move(m.ids, 1, #m.ids, #ids + 1, ids) end
+    table.sort(ids)
+    assert.same({ 1, 2, 3, 4, 5 }, ids)
+    for _, v in ipairs(ids) do assert.equal("integer", math.type(v)) end
+    d:close()
+  end)
+
+  it("that cannot be trained is dropped, counted and listed", function()
+    local long = {}
+    for i = 1, 17 do long[i] = i end
+    write(good:rep(60) .. row(long) .. row({ 1, 2 }, { 1, -100 }) .. row { 7 } .. row {})
+    refused("4 of 64 rows were dropped; 1 longer than micro_tokens=16 (" .. path .. ":61); "
+      .. "3 without a trained token (" .. path .. ":62, " .. path .. ":63, " .. path .. ":64)", 4)
+    local d = assert(open { max_refused = 0.0625 })
+    assert.same({ count = 1, rows = { path .. ":61" } }, d.stats.too_long)
+    assert.equal(3, d.stats.untrained.count)
+    assert.equal(180, d.stats.tokens)
+    assert.equal(120, d.stats.trained)
+    assert.is_truthy(d:describe():find("60 rows, 180 tokens, 120 of them trained; 4 of 64", 1, true))
+    d:close()
+  end)
+
+  it("is not enough when every one is dropped, or when there is none", function()
+    write(row { 7 })
+    refused("1 of 1 rows", 4, { max_refused = 1 })
+    write("\n")
+    refused("no row in " .. path, 4)
+  end)
+end)
+
+describe("files", function()
+  it("that cannot be read are an error of their own", function()
+    write(row { 1, 2 })
+    refused("/nowhere", 1, {}, { path, path .. "/nowhere" })
+    refused("/", 1, {}, "/")
+  end)
+
+  it("that changed after the check stop the step", function()
+    write(row { 1, 2 } .. row { 3, 4 })
+    local d = assert(open())
+    write(row { 1, 2, 3 } .. row { 3 })
+    assert.has_error(function() d:step(1) end)
+    d:close()
+    assert.has_error(function() d:step(1) end)
+  end)
+
+  it("are read as if laid end to end", function()
+    local other, empty = os.tmpname(), os.tmpname()
+    write(row { 1, 1 } .. row { 2, 2 })
+    write("", empty)
+    write(row { 3, 3 } .. '{"input_ids": [4, 4]}', other)
+    local d = assert(open({}, { empty, path, empty, other, empty }))
+    local m = d:pass(1)
+    assert.equal(1, #m)
+    assert.same({ 1, 1, 2, 2, 3, 3, 4, 4 }, m[1].ids)
+    assert.same({ 0, 1, 2, 3 }, m[1].row_id)
+    d:close()
+    os.remove(other)
+    os.remove(empty)
+  end)
+end)
+
+it("settings that are wrong are told", function()
+  write(row { 1, 2 })
+  local why = {
+    ["no setting 'shuffle'"] = { shuffle = true }, ["micro_tokens=0"] = { micro_tokens = 0 },
+    ["vocab=1.5"] = { vocab = 1.5 }, ["decode"] = { decode = 1 },
+    ["max_refused"] = { max_refused = 2 }, ["seed"] = { seed = "x" },
+  }
+  for text, opts in pairs(why) do
+    local ok, message = pcall(open, opts)
+    assert.is_false(ok)
+    assert.is_truthy(message:find(text, 1, true), message)
+  end
+  assert.has_error(function() open({}, {}) end)
+end)
+
+describe("steps", function()
+  -- Every row of an epoch once, whole, with its own labels, within all limits.
+  local function walk(d, lens, limits)
+    local epochs, seen, step = 0, {}, 0
+    while epochs < 3 do
+      step = step + 1
+      local epoch, i, n = d:position(step)
+      local tokens, rows = 0, 0
+      local micros = d:step(step)
+      assert.is_true(#micros <= limits.micros)
+      for _, m in ipairs(micros) do
+        local at = 0
+        assert.is_true(#m.row_len <= limits.rows and #m.ids <= limits.micro_tokens)
+        assert.equal(#m.ids, #m.labels)
+        for k, len in ipairs(m.row_len) do
+          local id = m.row_id[k] + 1
+          assert.equal(lens[id], len)
+          for t = at + 1, at + len do
+            assert.equal(id, m.ids[t])
+            assert.equal(id, m.labels[t])
+          end
+          at, rows = at + len, rows + 1
+          assert.is_nil(seen[id])
+          seen[id] = true
+        end
+        assert.equal(at, #m.ids)
+        tokens = tokens + at
+      end
+      assert.is_true(tokens <= limits.step_tokens or rows == 1)
+      assert.equal(epochs + 1, epoch)
+      if i == n then
+        for id = 1, #lens do assert.is_true(seen[id]) end
+        epochs, seen = epochs + 1, {}
+      end
+    end
+    return step
+  end
+
+  it("give every row once an epoch within all limits", function()
+    local lens, total = many(201, 16), 0
+    for _, n in ipairs(lens) do total = total + n end
+    for _, l in ipairs {
+      { micro_tokens = 16, step_tokens = 64, micros = 4, rows = 1000 },
+      { micro_tokens = 16, step_tokens = 64, micros = 6, rows = 3 },
+      { micro_tokens = 40, step_tokens = 10, micros = 1, rows = 2 },
+      { micro_tokens = 100, step_tokens = 1000000, micros = 1000, rows = 1000 },
+    } do
+      l.seed = 5
+      local d = assert(open(l))
+      local steps = walk(d, lens, l)
+      assert.is_true(steps >= 3 * math.min(total // l.step_tokens, 1))
+      d:close()
+    end
+  end)
+
+  it("fill micro-batches well when rows are at most half as long", function()
+    many(400, 8)
+    local d, used, room = assert(open { step_tokens = 160, micros = 10 }), 0, 0
+    local _, _, n = d:position(1)
+    for step = 1, n - 1 do
+      for _, m in ipairs(d:step(step)) do used, room = used + #m.ids, room + 16 end
+    end
+    assert.is_true(used / room > 0.9, used / room)
+    d:close()
+  end)
+
+  it("depend on seed and step only", function()
+    many(57, 16)
+    local a = assert(open { step_tokens = 48, seed = 3 })
+    local b = assert(open { step_tokens = 48, seed = 3 })
+    local c = assert(open { step_tokens = 48, seed = 4 })
+    local forward, same = {}, 0
+    math.randomseed(1)
+    for step = 1, 40 do forward[step] = a:step(step) end
+    math.randomseed(2)
+    for _, step in ipairs { 40, 1, 39, 17, 17, 2, 25 } do
+      assert.same(forward[step], b:step(step))
+      assert.same(forward[step], a:step(step))
+    end
+    for step = 1, 12 do
+      if forward[step][1].row_id[1] == c:step(step)[1].row_id[1] then same = same + 1 end
+    end
+    assert.is_true(same < 6)
+    assert.has_error(function() a:step(0) end)
+    assert.has_error(function() a:step(1.5) end)
+    for _, d in ipairs { a, b, c } do d:close() end
+  end)
+
+  it("come in the order that was fixed once", function()
+    many(9, 4)
+    local d, order = assert(open { micro_tokens = 4, step_tokens = 1, seed = 1 }), {}
+    for step = 1, 18 do order[step] = d:step(step)[1].row_id[1] end
+    assert.same({ 2, 7, 4, 3, 0, 6, 1, 8, 5, 7, 2, 8, 6, 0, 3, 4, 5, 1 }, order)
+    d:close()
+  end)
+
+  it("shuffle: any row comes at any place about equally often", function()
+    many(10, 4)
+    local d, first = assert(open { micro_tokens = 4, step_tokens = 1 }), {}
+    for epoch = 0, 999 do
+      local id = d:step(epoch * 10 + 1)[1].row_id[1]
+      first[id] = (first[id] or 0) + 1
+    end
+    -- Mean 100, standard deviation 9.5: five of them.
+    for id = 0, 9 do assert.is_true(math.abs((first[id] or 0) - 100) < 48, first[id]) end
+    d:close()
+  end)
+end)

@@ -1,0 +1,87 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Makes small checkpoints and rows for tests: deterministic, written in milliseconds.
+local bs = require "bs"
+
+local tiny = {}
+
+-- Numbers in [-1, 1) from a counter: the same on every machine.
+local function noise(name, n, scale)
+  local out, key = {}, bs.hash(name)
+  for i = 1, n do out[i] = ((bs.hash(string.pack("<i8", i), key) & 0xFFFFFF) / 0x800000 - 1.0) * scale end
+  return out
+end
+tiny.noise = noise
+
+--- A random array; vectors (norm weights) are around 1.
+function tiny.tensor(name, dims, dtype)
+  local n = 1
+  for _, d in ipairs(dims) do n = n * d end
+  local v = noise(name, n, #dims == 1 and 0.1 or 1.0 / math.sqrt(dims[#dims]))
+  if #dims == 1 then
+    for i = 1, n do v[i] = v[i] + 1 end
+  end
+  local a = bs.array.new("f32", dims, v)
+  return dtype and dtype ~= "f32" and a:cast(dtype) or a
+end
+
+--- Write config.json and model.safetensors for a family. dtype: how weights are stored.
+function tiny.checkpoint(dir, family, config, dtype)
+  local c, arrays = family.config(config), {}
+  local function add(name, dims) arrays[name] = tiny.tensor(name, dims, dtype) end
+  for i = 0, c.layers - 1 do
+    for _, t in ipairs(family.tensors(c, i)) do add(family.prefix(i) .. t.name, t.dims) end
+    for e = 0, (family.stages and family.experts(c, i) or 0) - 1 do
+      for _, t in ipairs(family.expert_tensors(c)) do add(family.expert_prefix(i, e) .. t.name, t.dims) end
+    end
+  end
+  add(family.embed.name, { c.vocab, c.channels })
+  add(family.head.norm, { c.channels })
+  if not c.tied then add(family.head.weight, { c.vocab, c.channels }) end
+  bs.mkdir(dir)
+  bs.write_file(dir .. "/config.json", bs.json.encode(config))
+  bs.safetensors.write(dir .. "/model.safetensors", arrays, { format = "pt" })
+end
+
+--- config.json of a small Qwen3-layout model.
+function tiny.qwen3_config(over)
+  local c = {
+    model_type = "qwen3", vocab_size = 300, hidden_size = 32, intermediate_size = 48,
+    num_hidden_layers = 5, num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16,
+    rms_norm_eps = 1e-6, rope_theta = 10000.0, tie_word_embeddings = false, hidden_act = "silu",
+  }
+  for key, value in pairs(over or {}) do c[key] = value end
+  return c
+end
+
+--- config.json of the two-stage test family.
+function tiny.soft_gate_config(over)
+  local c = {
+    model_type = "soft_gate", vocab_size = 200, hidden_size = 24, num_hidden_layers = 3, expert_size = 20,
+    num_experts = 5, head_dim = 8, rope_theta = 10000.0,
+  }
+  for key, value in pairs(over or {}) do c[key] = value end
+  return c
+end
+
+--- A micro-batch with rows of the given lengths; the first `masked` labels of a row are -100.
+function tiny.micro(seed, vocab, lengths, masked)
+  local m, i = { row_len = {}, ids = {}, labels = {}, row_id = {} }, 0
+  for r, n in ipairs(lengths) do
+    m.row_len[r], m.row_id[r] = n, seed * 1000 + r
+    for t = 1, n do
+      i = i + 1
+      m.ids[i] = bs.hash(string.pack("<i8i8", i, seed)) % vocab
+      m.labels[i] = t <= (masked or 0) and -100 or m.ids[i]
+    end
+  end
+  return m
+end
+
+--- A fresh folder under build/ for files of a test.
+function tiny.folder(name)
+  local dir = (os.getenv("BS_TEST_TMP") or "build/test-tmp") .. "/" .. name
+  os.execute(("rm -rf '%s' && mkdir -p '%s'"):format(dir, dir))
+  return dir
+end
+
+return tiny
