@@ -305,9 +305,9 @@ bs_status bsi_pattern_read(const cJSON *o, const char *where, bsi_pattern *out)
 {
     static const char *const keys[] = {"String", "Regex", NULL};
     const char *text = NULL, *regex = NULL;
-    BSI_TRY(bsi_json_only(o, where, keys));
-    BSI_TRY(bsi_json_text(o, where, "String", &text));
-    BSI_TRY(bsi_json_text(o, where, "Regex", &regex));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_text(o, where, "String", &text));
+    BSI_TRY(bsi_tokjson_text(o, where, "Regex", &regex));
     if (!text == !regex)
         return bsi_fail(BS_FORMAT, "%s: expected a String or a Regex", where);
     return text ? bsi_pattern_literal(text, out) : bsi_pattern_regex(regex, where, out);

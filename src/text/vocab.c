@@ -101,23 +101,23 @@ bs_status bsi_vocab_add(bsi_vocab *v, const char *s, size_t n, uint32_t id)
     return add(v, n, id);
 }
 
-bs_status bsi_vocab_read(bsi_vocab *v, bsi_json *j)
+bs_status bsi_vocab_read(bsi_vocab *v, bsi_tokjson *j)
 {
-    if (!bsi_json_take(j, '{'))
-        return bsi_json_fail(j, "an object of pieces and ids");
-    if (bsi_json_take(j, '}'))
+    if (!bsi_tokjson_take(j, '{'))
+        return bsi_tokjson_fail(j, "an object of pieces and ids");
+    if (bsi_tokjson_take(j, '}'))
         return BS_OK;
     do {
         uint32_t id;
         size_t from = v->arena.n;
-        BSI_TRY(bsi_json_string(j, &v->arena));
-        if (!bsi_json_take(j, ':'))
-            return bsi_json_fail(j, "':'");
+        BSI_TRY(bsi_tokjson_string(j, &v->arena));
+        if (!bsi_tokjson_take(j, ':'))
+            return bsi_tokjson_fail(j, "':'");
         BSI_TRY(bsi_tokjson_uint(j, BSI_MAX_ID, &id));
         BSI_TRY(add(v, v->arena.n - from, id));
-    } while (bsi_json_take(j, ','));
+    } while (bsi_tokjson_take(j, ','));
     v->model_end = v->arena.n;
-    return bsi_json_take(j, '}') ? BS_OK : bsi_json_fail(j, "',' or '}'");
+    return bsi_tokjson_take(j, '}') ? BS_OK : bsi_tokjson_fail(j, "',' or '}'");
 }
 
 uint32_t bsi_vocab_id(const bsi_vocab *v, const char *s, size_t n)
