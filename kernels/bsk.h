@@ -31,6 +31,8 @@ typedef enum bsk_op {
     BSK_COLSUM,       /* x r, sum rw             ; T, C            (sum += column sums, f64 inside) */
     BSK_RMSNORM,      /* x r, w r, y w, rstd w   ; T, C, one_plus ; eps */
     BSK_RMSNORM_BWD,  /* x r, w r, rstd r, dy r, dx rw, dw rw|absent ; T, C, one_plus, beta */
+    BSK_LAYERNORM,    /* x r, w r, b r, y w, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
+    BSK_LAYERNORM_BWD, /* x r, w r, stats r, dy r, dx rw, dw rw|absent, db rw|absent ; T, C, beta */
     BSK_ROPE,         /* x r, pos r(i32), freq r, y w ; T, H, D, n_freq, style, inverse ; scaling */
     BSK_ATTENTION,    /* q r, k r, v r, cu r(i32), o w, lse w, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
@@ -125,6 +127,11 @@ void bsk_rmsnorm_f32(bsk_par *par, const float *x, const float *w, float *y, flo
 void bsk_rmsnorm_bwd_f32(bsk_par *par, const float *x, const float *w, const float *rstd,
                          const float *dy, float *dx, float *dw, int64_t T, int64_t C, bool one_plus,
                          bool add);
+void bsk_layernorm_f32(bsk_par *par, const float *x, const float *w, const float *b, float *y,
+                       float *stats, int64_t T, int64_t C, float eps);
+void bsk_layernorm_bwd_f32(bsk_par *par, const float *x, const float *w, const float *stats,
+                           const float *dy, float *dx, float *dw, float *db, int64_t T, int64_t C,
+                           bool add);
 void bsk_rope_f32(bsk_par *par, const float *x, const int32_t *pos, const float *freq, float *y,
                   int64_t T, int64_t H, int64_t D, int64_t n_freq, int style, bool inverse,
                   float scaling);

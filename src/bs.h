@@ -522,6 +522,10 @@ BS_API BS_NODISCARD bs_status bs_op_linear(bs_tensor *x, bs_linear *w, bs_tensor
    heads, each normalised alone. Zhang & Sennrich 2019. */
 BS_API BS_NODISCARD bs_status bs_op_rmsnorm(bs_tensor *x, bs_weight *w, double eps, bool one_plus,
                                             bs_tensor **out);
+/* y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, over the last `channels(w)` entries, as above. w and b
+   are of one block. Ba et al. 2016. */
+BS_API BS_NODISCARD bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps,
+                                              bs_tensor **out);
 typedef enum bs_rope_style { BS_ROPE_HALF, BS_ROPE_INTERLEAVED } bs_rope_style;
 /* Rotates the first 2*n_freq entries of each head of x [T, heads*head_dim] by position * inv_freq
    (Su et al. 2021); cos and sin are multiplied by `scaling`. inv_freq: host array f32 [n_freq]. */

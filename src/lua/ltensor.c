@@ -282,6 +282,19 @@ static int l_rmsnorm(lua_State *L)
     return finish(L, box, y, st, "bs.op.rmsnorm");
 }
 
+/* layernorm(x, w, b, eps) */
+static int l_layernorm(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bs_weight *w = bsl_check(L, 2, &bsl_weight_type), *b = bsl_check(L, 3, &bsl_weight_type);
+    double eps = luaL_checknumber(L, 4);
+    bsl_use(L, 2);
+    bsl_use(L, 3);
+    bsl_box *box = bsl_newtensor(L);
+    bs_status st = bs_op_layernorm(x, w, b, eps, &y);
+    return finish(L, box, y, st, "bs.op.layernorm");
+}
+
 /* rope(x, r, heads) */
 static int l_rope(lua_State *L)
 {
@@ -445,6 +458,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate}, {"act", l_act},
                                {"add", l_add},               {"attention", l_attention},
                                {"columns", l_columns},       {"from_array", l_from_array},
                                {"glu", l_glu},               {"labelled", l_labelled},
+                               {"layernorm", l_layernorm},
                                {"linear", l_linear},         {"mul", l_mul},
                                {"rmsnorm", l_rmsnorm},       {"rope", l_rope},
                                {"row_scale", l_row_scale},   {"scale", l_scale},
