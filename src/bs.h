@@ -580,15 +580,19 @@ BS_API BS_NODISCARD bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head
 BS_API BS_NODISCARD bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count);
 /* Hand in the normed rows of a micro-batch: labelled rows (TRAIN, LOSS) or all rows (LOGITS). */
 BS_API BS_NODISCARD bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x);
-/* Consume one tile [rows, channels], vocabulary entries first.. (its block's visit is current). */
-BS_API BS_NODISCARD bs_status bs_head_tile(bs_head *h, int micro, bs_weight *tile, int64_t first);
+/* Consume one tile [rows, channels], vocabulary entries first.. (its block's visit is current). bias:
+   [rows], added to the logits, of the same block; or NULL. */
+BS_API BS_NODISCARD bs_status bs_head_tile(bs_head *h, int micro, bs_weight *tile, bs_weight *bias,
+                                           int64_t first);
 /* After the last tile: sum of losses (waits for nothing; bs_head_loss reads it) and, in TRAIN, dX as a
    tensor of the current scope, already divided by count. */
 BS_API BS_NODISCARD bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx);
 /* Mean loss of the pass (waits). */
 BS_API BS_NODISCARD bs_status bs_head_loss(bs_head *h, double *out);
-/* Second visit of a tile when the head is trainable: dW of the tile into its accumulator. */
-BS_API BS_NODISCARD bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *tile, int64_t first);
+/* Second visit of a tile when the head is trainable: dW of the tile and db of the bias that it was
+   consumed with into their accumulators; the bias may be frozen. */
+BS_API BS_NODISCARD bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *tile, bs_weight *bias,
+                                                int64_t first);
 /* LOGITS: [rows, vocab] of a micro-batch on the host (waits). */
 BS_API BS_NODISCARD bs_status bs_head_logits(bs_head *h, int micro, bs_array **out);
 
