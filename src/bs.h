@@ -368,6 +368,7 @@ BS_API BS_NODISCARD bs_status bs_batch_set(bs_batch *b, int micro, const bs_micr
 /* Number of micro-batches that the coming step uses (<= micros). */
 BS_API BS_NODISCARD bs_status bs_batch_begin(bs_batch *b, int micros);
 BS_API int64_t bs_batch_tokens(const bs_batch *b, int micro);
+BS_API int64_t bs_batch_longest(const bs_batch *b, int micro);  /* tokens of its longest row */
 BS_API int64_t bs_batch_labelled(const bs_batch *b, int micro); /* trained positions */
 
 /* ---- boundaries: tensors that outlive a (visit, micro-batch) ---------------------------------------- */

@@ -193,6 +193,7 @@ describe("arguments", function()
     b:set(0, {row_len = {2, 1}, ids = bs.array.new("i64", {3}, {1, 2, 3}), labels = {1, 2, 3}})
     assert.equal(3, b:tokens(0))
     assert.equal(1, b:labelled(0))
+    assert.equal(2, b:longest(0))
     assert.error_matches(function() b:tokens(-1) end, "outside")
   end)
 end)
@@ -345,6 +346,33 @@ describe("a step", function()
     assert.equal(2, t.stream:stats().loads)
     assert.is_string(t.stream:where(t.ids.a))
     assert.equal(0, (t.device:violations()))
+  end)
+
+  it("norms rows by mean and deviation", function()
+    local t = machine()
+    local scope, x = step(t)
+    local y = bs.op.layernorm(x, t.norm, t.norm, 1e-5):read():table()
+    local v, w = x:read():table(), {}
+    for c, n in ipairs(bs.op.layernorm(x * 0.0, t.norm, t.norm, 1e-5):read():table()) do w[c] = n end
+    local mean = (v[1] + v[2] + v[3]) / 3
+    local var = ((v[1] - mean) ^ 2 + (v[2] - mean) ^ 2 + (v[3] - mean) ^ 2) / 3
+    for c = 1, 3 do -- of constant rows only the bias is left
+      assert.is_true(math.abs(y[c] - ((v[c] - mean) / math.sqrt(var + 1e-5) * w[c] + w[c])) < 1e-5)
+    end
+    assert.error_matches(function() bs.op.layernorm(x, t.norm, nil, 1e-5) end, "bs.weight expected")
+    scope:close()
+    finish(t)
+  end)
+
+  it("gives a weight its rows of a larger parameter", function()
+    local m, ids = weights()
+    local e <close> = engine()
+    local params = bs.params.open(e)
+    local id = params:add_base("rows", 12, 1)
+    params:seal()
+    for first = 0, 9 do bs.weight.new(e, m, ids.a, ids.norm, params, id, first) end
+    assert.error_matches(function() bs.weight.new(e, m, ids.a, ids.norm, params, id, 10) end, "beyond the parameter")
+    assert.error_matches(function() bs.weight.new(e, m, ids.a, ids.norm, params, id) end, "3 elements")
   end)
 
   it("allows no second scope and no op outside one", function()
