@@ -4,7 +4,7 @@
 -- needs no registration.
 local bs = require "bs"
 
-local family = { shipped = { "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma" } }
+local family = { shipped = { "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2" } }
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 
