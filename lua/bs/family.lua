@@ -4,7 +4,11 @@
 -- needs no registration.
 local bs = require "bs"
 
-local family = { shipped = { "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2" } }
+local family = {
+  shipped = {
+    "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2", "gemma3_text",
+  },
+}
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 
