@@ -7,7 +7,7 @@ local bs = require "bs"
 local family = {
   shipped = {
     "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2", "gemma3_text", "phi3", "glm",
-    "glm4",
+    "glm4", "phi",
   },
 }
 
