@@ -43,7 +43,7 @@ function nn.reader(hf, family)
   end
   function r.number(key, default, null) -- not negative
     local v = r.get(key, default, null)
-    if type(v) ~= "number" or not (v >= 0) then wrong(key, v, "a number >= 0") end
+    if type(v) ~= "number" or v < 0 then wrong(key, v, "a number >= 0") end
     return v
   end
   function r.flag(key, default)
@@ -134,9 +134,17 @@ function nn.rope_config(hf, head_dim, defaults)
   end
   local kind = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default"
   local partial = key("partial_rotary_factor", d.partial or 1)
-  local max_pos = key("max_position_embeddings", 2048)
+  local theta, max_pos = key("rope_theta", d.theta or 10000.0), key("max_position_embeddings", 2048)
+  if type(partial) ~= "number" or math.floor(head_dim * partial) % 2 ~= 0 or not (partial > 0 and partial <= 1)
+    or head_dim * partial < 2 then
+    bs.fail(1, "config.json: partial_rotary_factor %s of a head of %d; it must leave an even number of entries "
+      .. "to rotate", tostring(partial), head_dim)
+  end
+  if type(theta) ~= "number" or theta <= 0 then
+    bs.fail(1, "config.json: 'rope_theta' is %s, a positive number is expected", tostring(theta))
+  end
   local rope = {
-    type = d.names and d.names[kind] or kind, theta = key("rope_theta", d.theta or 10000.0),
+    type = d.names and d.names[kind] or kind, theta = theta,
     dim = math.floor(head_dim * partial),
     factor = key("factor"), low = key("low_freq_factor"), high = key("high_freq_factor"),
     beta_fast = key("beta_fast", 32.0), beta_slow = key("beta_slow", 1.0),
@@ -147,10 +155,6 @@ function nn.rope_config(hf, head_dim, defaults)
     old = present(hf.original_max_position_embeddings) and hf.original_max_position_embeddings
       or key("original_max_position_embeddings", max_pos),
   }
-  if type(partial) ~= "number" or rope.dim < 2 or rope.dim % 2 ~= 0 or rope.dim > head_dim then
-    bs.fail(1, "config.json: partial_rotary_factor %s of a head of %d leaves %d entries to rotate; an "
-      .. "even number is expected", tostring(partial), head_dim, rope.dim)
-  end
   -- An unknown type or a missing number is told when the model is opened.
   nn.inv_freq(rope)
   nn.inv_freq(rope, math.huge)
@@ -221,7 +225,7 @@ function kinds.longrope(rope, f, longest)
     bs.fail(1, "config.json: rope type 'longrope' needs the list '%s' of %d numbers", name, #f)
   end
   for j = 1, #f do
-    if type(by[j]) ~= "number" or not (by[j] > 0) then
+    if type(by[j]) ~= "number" or by[j] <= 0 then
       bs.fail(1, "config.json: entry %d of '%s' is %s; a positive number is expected", j, name, tostring(by[j]))
     end
     f[j] = f[j] / by[j]
