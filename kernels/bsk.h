@@ -22,59 +22,67 @@
 #define BSK_MAX_SCALARS 8
 
 /*
+** Element types. A call carries two bs_dtype values: `dtype`, of the operands marked `a` (activations and
+** resolved weights), and `out`, of those marked `o`. Unmarked operands are f32 unless the table says
+** otherwise. Both are BS_DTYPE_F32 (0) on devices that compute in f32; elsewhere `dtype` may be bf16: values
+** are widened, the arithmetic and every sum are f32, the result is rounded once.
+**
 ** op                 p[] (r: read, w: written, rw)                                     n[] ; f[]
 */
 typedef enum bsk_op {
-    BSK_GEMM,         /* A r, B r, C rw          ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta */
-    BSK_EXPAND,       /* src r, dst w            ; bs_dtype of src, N ; scale */
-    BSK_BIAS,         /* y rw, b r               ; T, C            (y += b) */
-    BSK_COLSUM,       /* x r, sum rw             ; T, C            (sum += column sums, f64 inside) */
-    BSK_RMSNORM,      /* x r, w r, y w, rstd w   ; T, C, one_plus ; eps */
-    BSK_RMSNORM_BWD,  /* x r, w r, rstd r, dy r, dx rw, dw rw|absent ; T, C, one_plus, beta */
-    BSK_LAYERNORM,    /* x r, w r, b r, y w, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
-    BSK_LAYERNORM_BWD, /* x r, w r, stats r, dy r, dx rw, dw rw|absent, db rw|absent ; T, C, beta */
-    BSK_ROPE,         /* x r, pos r(i32), freq r, y w ; T, H, D, n_freq, style, inverse ; scaling */
-    BSK_ATTENTION,    /* q r, k r, v r, cu r(i32), o w, lse w, scratch w
+    BSK_GEMM,         /* A ar, B ar, C orw       ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta */
+    BSK_EXPAND,       /* src r, dst ow           ; bs_dtype of src, N ; scale */
+    BSK_BIAS,         /* y arw, b ar             ; T, C            (y += b) */
+    BSK_COLSUM,       /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
+    BSK_RMSNORM,      /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
+    BSK_RMSNORM_BWD,  /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
+    BSK_LAYERNORM,    /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
+    BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
+    BSK_ROPE,         /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
+    BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
-    BSK_ATTENTION_BWD, /* q r, k r, v r, cu r, o r, lse r, do r, dq w, dk w, dv w, scratch w
+    BSK_ATTENTION_BWD, /* q ar, k ar, v ar, cu r, o ar, lse r, do ar, dq aw, dk aw, dv aw, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
-    BSK_GLU,          /* g r, u r, y w           ; N, act */
-    BSK_GLU_BWD,      /* g r, u r, dy r, dg w, du w ; N, act */
-    BSK_ACT,          /* x r, y w                ; N, act */
-    BSK_ACT_BWD,      /* x r, dy r, dx w         ; N, act */
-    BSK_ADD,          /* a r, b r, y w           ; N */
-    BSK_MUL,          /* a r, b r, y w           ; N */
-    BSK_AXPY,         /* x r, y rw               ; N ; s           (y += s*x) */
-    BSK_SCALE,        /* x r, y w                ; N ; s */
-    BSK_SOFTMAX,      /* x r, y w                ; T, C */
-    BSK_SOFTMAX_BWD,  /* y r, dy r, dx w         ; T, C */
-    BSK_COLUMNS,      /* x r, y w                ; T, C, first, n */
-    BSK_COLUMNS_BWD,  /* dy r, dx w              ; T, C, first, n  (zero elsewhere) */
-    BSK_ROW_SCALE,    /* x r, g r, y w           ; T, C, columns of g, column */
-    BSK_ROW_SCALE_BWD, /* x r, g r, dy r, dx w, dg w ; T, C, columns of g, column (dg zero elsewhere) */
-    BSK_GATHER_ROWS,  /* x r, index r(i32), y w  ; n, C */
-    BSK_SCATTER_ROWS, /* dy r, index r(i32), dx rw ; n, C ; s      (dx[index[i]] += s*dy[i], i in order) */
-    BSK_DROPOUT,      /* x r, row r(i32), pos r(i32), y w ; T, C, key0, key1, step ; probability
+    BSK_GLU,          /* g ar, u ar, y aw        ; N, act */
+    BSK_GLU_BWD,      /* g ar, u ar, dy ar, dg aw, du aw ; N, act */
+    BSK_ACT,          /* x ar, y aw              ; N, act */
+    BSK_ACT_BWD,      /* x ar, dy ar, dx aw      ; N, act */
+    BSK_ADD,          /* a ar, b ar, y aw        ; N */
+    BSK_MUL,          /* a ar, b ar, y aw        ; N */
+    BSK_AXPY,         /* x ar, y orw             ; N ; s           (y += s*x) */
+    BSK_SCALE,        /* x ar, y aw              ; N ; s */
+    BSK_SOFTMAX,      /* x ar, y aw              ; T, C */
+    BSK_SOFTMAX_BWD,  /* y ar, dy ar, dx aw      ; T, C */
+    BSK_COLUMNS,      /* x ar, y aw              ; T, C, first, n */
+    BSK_COLUMNS_BWD,  /* dy ar, dx aw            ; T, C, first, n  (zero elsewhere) */
+    BSK_ROW_SCALE,    /* x ar, g ar, y aw        ; T, C, columns of g, column */
+    BSK_ROW_SCALE_BWD, /* x ar, g ar, dy ar, dx aw, dg aw ; T, C, columns of g, column (dg zero elsewhere) */
+    BSK_GATHER_ROWS,  /* x ar, index r(i32), y aw ; n, C */
+    BSK_SCATTER_ROWS, /* dy ar, index r(i32), dx orw ; n, C ; s      (dx[index[i]] += s*dy[i], i in order) */
+    BSK_DROPOUT,      /* x ar, row r(i32), pos r(i32), y aw ; T, C, key0, key1, step ; probability
                          (element zeroed when uniform < probability, else divided by 1-probability;
                          counter = (step, row id, position, channel/4), word channel%4) */
-    BSK_HEAD_TILE,    /* logits rw, label r(i32), m rw, s rw, ly rw, factor w
+    BSK_HEAD_TILE,    /* logits r, label r(i32), m rw, s rw, ly rw, factor w, P aw
                          ; T, V, first, softcap_on ; softcap
-                         (online softmax of a tile with the label's column left out; logits becomes
-                         P (times the cap's derivative), factor[t] rescales earlier sums) */
-    BSK_HEAD_PICK,    /* w r, label r(i32), ly r, wy rw ; T, C, first, V, softcap_on ; softcap
+                         (online softmax of a tile with the label's column left out; P = exp(l - m) times
+                         the cap's derivative, in place of the logits when it has their address; factor[t]
+                         rescales earlier sums) */
+    BSK_HEAD_PICK,    /* w ar, label r(i32), ly r, wy rw ; T, C, first, V, softcap_on ; softcap
                          (wy[t] = W[label - first] where the tile holds the label, times the cap's
                          derivative at ly) */
     BSK_ROW_MUL,      /* x rw, factor r          ; T, C            (rows scaled in place) */
-    BSK_HEAD_FINISH,  /* m r, s r, ly r, acc r|absent, wy r|absent, loss w(f32 per row), dx w|absent
+    BSK_HEAD_FINISH,  /* m r, s r, ly r, acc r|absent, wy r|absent, loss w(f32 per row), dx aw|absent
                          ; T, C ; 1/count
                          d = log(s)+m-ly, loss = softplus(d), q = sigmoid(d), dx = q*(acc/s - wy)/count */
-    BSK_HEAD_DLOGITS, /* logits rw, label r(i32), m r, s r, ly r ; T, V, first, softcap_on ; 1/count, softcap
-                         (logits becomes (p - onehot)/count, p over the full vocabulary) */
+    BSK_HEAD_DLOGITS, /* logits r, label r(i32), m r, s r, ly r, P aw ; T, V, first, softcap_on
+                         ; 1/count, softcap    (P = (p - onehot)/count, p over the full vocabulary; may
+                         have the logits' address) */
     BSK_SOFTCAP,      /* x rw                    ; N ; cap */
     BSK_SUM,          /* x r, out w(f64)         ; N               (fixed order, f64) */
     BSK_SUMSQ,        /* x r, out w(f64)         ; N               (fixed order, f64) */
-    BSK_ADAMW,        /* p rw, g r, m rw, v rw   ; N ; lr, beta1, beta2, eps, decay, bc1, bc2, gscale
-                         (bc = 1 - beta^t; g is multiplied by gscale first; f64 scalars, f32 state) */
+    BSK_ADAMW,        /* p rw, g r, m rw, v rw, copy ow|absent ; N ; lr, beta1, beta2, eps, decay, bc1, bc2, gscale
+                         (bc = 1 - beta^t; g is multiplied by gscale first; f64 scalars, f32 state; copy
+                         is p rounded to `out`) */
     BSK_OP_COUNT
 } bsk_op;
 
@@ -90,6 +98,7 @@ typedef struct bsk_call {
     void *p[BSK_MAX_ARGS];
     int64_t n[BSK_MAX_DIMS];
     double f[BSK_MAX_SCALARS];
+    int dtype, out; /* bs_dtype */
     bsk_par *par;
 } bsk_call;
 

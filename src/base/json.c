@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** json.c: a scan that makes text from outside safe to give to cJSON, the parse itself, and a growing text
-** buffer for writing. The scan also counts values and strings, which bounds the memory of the tree before
+** json.c: a scan that makes text from outside safe to give to cJSON, the parse itself, and a growing
+*text
+** buffer for writing. The scan also counts values and strings, which bounds the memory of the tree
+*before
 ** any of it is allocated.
 */
 #include "base/json.h"
@@ -28,7 +30,7 @@ size_t bsi_utf8_step(const unsigned char *s, size_t n)
     return len;
 }
 
-bool bsi_utf8_valid(const char *s, size_t n)
+bool bsi_json_utf8_valid(const char *s, size_t n)
 {
     const unsigned char *p = (const unsigned char *)s;
     for (size_t i = 0, k; i < n; i += k)
@@ -98,13 +100,18 @@ static bool scan_plain(scan *s)
             s->why = "nested too deeply";
         break;
     case ']':
-    case '}': s->depth--; break;
-    case ',': s->values++; break;
+    case '}':
+        s->depth--;
+        break;
+    case ',':
+        s->values++;
+        break;
     case ' ':
     case '\t':
     case '\n':
     case '\r':
-    case ':': break;
+    case ':':
+        break;
     default:
         if (c < 0x20 || c > 0x7E)
             s->why = "character that does not belong to JSON";
@@ -139,13 +146,14 @@ bs_status bsi_json_parse(const char *text, size_t n, bool uints, const char *wha
     if (!scan_text(&s))
         return bsi_fail(BS_FORMAT, "%s: byte %zu of the JSON text: %s", what, s.at, s.why);
 
-    /* n bounds values and strings, so none of this overflows for text that fits in memory. 16 and 32: what
-       malloc adds to a node and to a short string. */
+    /* n bounds values and strings, so none of this overflows for text that fits in memory. 16 and 32:
+       what malloc adds to a node and to a short string. */
     size_t need = s.values * (sizeof(cJSON) + 16) + s.strings * 32 + n;
     void *probe = malloc(need);
     if (!probe)
-        return bsi_fail(BS_NOMEM, "%s: parsing its %zu bytes of JSON takes about %zu bytes of host memory",
-                        what, n, need);
+        return bsi_fail(BS_NOMEM,
+                        "%s: parsing its %zu bytes of JSON takes about %zu bytes of host memory", what,
+                        n, need);
     free(probe);
     bsi_account(BS_TAG_HEADER, (ptrdiff_t)need);
     out->reserved = need;
@@ -154,7 +162,8 @@ bs_status bsi_json_parse(const char *text, size_t n, bool uints, const char *wha
     out->root = cJSON_ParseWithLengthOpts(text, n, &end, 0);
     if (!out->root) {
         bsi_json_end(out);
-        return bsi_fail(BS_FORMAT, "%s: not valid JSON at byte %zu", what, end ? (size_t)(end - text) : 0);
+        return bsi_fail(BS_FORMAT, "%s: not valid JSON at byte %zu", what,
+                        end ? (size_t)(end - text) : 0);
     }
     for (size_t at = (size_t)(end - text); at < n; at++)
         if (!strchr(" \t\r\n", text[at])) {
@@ -179,7 +188,7 @@ bool bsi_json_uint(const cJSON *v, uint64_t *out)
     return (double)*out == v->valuedouble;
 }
 
-void bsi_text_put(bsi_text *t, const char *s, size_t n)
+void bsi_writer_put(bsi_writer *t, const char *s, size_t n)
 {
     size_t need;
     if (t->failed)
@@ -203,7 +212,7 @@ void bsi_text_put(bsi_text *t, const char *s, size_t n)
     t->p[t->n] = '\0';
 }
 
-void bsi_text_printf(bsi_text *t, const char *fmt, ...)
+void bsi_writer_printf(bsi_writer *t, const char *fmt, ...)
 {
     char small[256];
     va_list ap;
@@ -213,25 +222,25 @@ void bsi_text_printf(bsi_text *t, const char *fmt, ...)
     if (n < 0 || (size_t)n >= sizeof small) /* callers print numbers and short words only */
         t->failed = true;
     else
-        bsi_text_put(t, small, (size_t)n);
+        bsi_writer_put(t, small, (size_t)n);
 }
 
-void bsi_text_quote(bsi_text *t, const char *s)
+void bsi_writer_quote(bsi_writer *t, const char *s)
 {
-    bsi_text_put(t, "\"", 1);
+    bsi_writer_put(t, "\"", 1);
     for (const char *run = s;; s++) {
         unsigned char c = (unsigned char)*s;
         if (c >= 0x20 && c != '"' && c != '\\')
             continue;
-        bsi_text_put(t, run, (size_t)(s - run));
+        bsi_writer_put(t, run, (size_t)(s - run));
         if (!c)
             break;
         const char *from = "\"\\\b\f\n\r\t", *hit = strchr(from, c);
         if (hit)
-            bsi_text_printf(t, "\\%c", "\"\\bfnrt"[hit - from]);
+            bsi_writer_printf(t, "\\%c", "\"\\bfnrt"[hit - from]);
         else
-            bsi_text_printf(t, "\\u%04x", c);
+            bsi_writer_printf(t, "\\u%04x", c);
         run = s + 1;
     }
-    bsi_text_put(t, "\"", 1);
+    bsi_writer_put(t, "\"", 1);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** aio.c: asynchronous reads over one of two engines: order of submission, depth, what a result means,
-** faults for tests. Only the owner thread is here. A read is in exactly one place: waiting (fifo), in the
+** faults for tests. Only the owner thread is here. A read is in exactly one place: waiting (fifo), in
+*the
 ** engine, withheld (tests), or finished. Its buffer is untouched by us once it is finished.
 */
 #include "io/aio.h"
@@ -12,12 +13,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define DEPTH 32
-#define THREADS 4
-#define MOST_DEPTH 4096
+#define DEPTH        32
+#define THREADS      4
+#define MOST_DEPTH   4096
 #define MOST_THREADS 256
-#define IDLE_LIMIT 1000 /* results in a row without progress before a read is given up */
-#define DRAIN_US 100000
+#define IDLE_LIMIT   1000 /* results in a row without progress before a read is given up */
+#define DRAIN_US     100000
 
 typedef struct fifo {
     bsi_read *head, **tail;
@@ -28,9 +29,9 @@ struct bsi_aio {
     void *e;
     bsi_aio_fault fault;
     fifo waiting, finished;
-    bsi_request *request;      /* [depth] */
-    bsi_request *idle;         /* free list of them */
-    bsi_request *withheld;     /* finished, but delayed or kept for reversal */
+    bsi_request *request;  /* [depth] */
+    bsi_request *idle;     /* free list of them */
+    bsi_request *withheld; /* finished, but delayed or kept for reversal */
     int in_engine, in_flight;
     bool draining, logged;
 };
@@ -118,7 +119,8 @@ void bsi_aio_register(bsi_aio *a, void *base, size_t bytes)
         a->engine->add_memory(a->e, base, bytes);
 }
 
-/* ---- what a result means --------------------------------------------------------------------------- */
+/* ---- what a result means ---------------------------------------------------------------------------
+ */
 
 /* Bytes that there are for this read: the file may end inside it. */
 static size_t expected(const bsi_read *r)
@@ -151,22 +153,29 @@ static void start_waiting(bsi_aio *a)
     a->engine->flush(a->e);
 }
 
-/* The detail is recorded on this thread by `failed`; a read carries its own copy to whoever reaps it. */
+/* The detail is recorded on this thread by `failed`; a read carries its own copy to whoever reaps it.
+ */
 static void give_up(bsi_read *r, bs_status st)
 {
     r->status = st;
     r->error = *bs_error();
 }
 
-static void shrunk(bsi_read *r)
+static uint64_t size_now(const bsi_file *f)
 {
     struct stat st;
-    uint64_t now = fstat(r->file->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
-    give_up(r, bsi_fail(BS_IO,
-                        "file '%s' at %llu: expected %zu bytes, got %zu; the file had %llu bytes when it was "
-                        "opened and has %llu now",
-                        r->file->path, (unsigned long long)r->offset, expected(r), r->done,
-                        (unsigned long long)r->file->bytes, (unsigned long long)now));
+    return fstat(f->fd, &st) == 0 ? (uint64_t)st.st_size : 0;
+}
+
+static void shrunk(bsi_read *r)
+{
+    give_up(
+        r,
+        bsi_fail(BS_IO,
+                 "file '%s' at %llu: expected %zu bytes, got %zu; the file had %llu bytes when it was "
+                 "opened and has %llu now",
+                 r->file->path, (unsigned long long)r->offset, expected(r), r->done,
+                 (unsigned long long)r->file->bytes, (unsigned long long)size_now(r->file)));
 }
 
 static void failed(bsi_read *r, int err)
@@ -237,7 +246,7 @@ static bool settle(bsi_aio *a, bsi_request *q)
     size_t got = r->done;
     r->done = bsi_round_down(r->done, r->file->align);
     q->idle = r->done > before ? 0 : q->idle + 1;
-    if (q->idle >= IDLE_LIMIT / 100) { /* the file ends here now, or the kernel makes no progress */
+    if (q->idle && (size_now(r->file) < r->offset + want || q->idle >= IDLE_LIMIT)) {
         r->done = got;
         shrunk(r);
         return true;
@@ -246,7 +255,8 @@ static bool settle(bsi_aio *a, bsi_request *q)
     return false;
 }
 
-/* ---- moving reads along ------------------------------------------------------------------------------- */
+/* ---- moving reads along
+ * ------------------------------------------------------------------------------- */
 
 static void finish(bsi_aio *a, bsi_request *q)
 {
@@ -315,8 +325,8 @@ bs_status bsi_aio_submit(bsi_aio *a, bsi_read *r)
 {
     const bsi_file *f = r->file;
     if (r->offset >= f->bytes || r->length == 0 || r->length > PTRDIFF_MAX)
-        return bsi_fail(BS_ARG, "file '%s': a read of %zu bytes at %llu; the file has %llu", f->path, r->length,
-                        (unsigned long long)r->offset, (unsigned long long)f->bytes);
+        return bsi_fail(BS_ARG, "file '%s': a read of %zu bytes at %llu; the file has %llu", f->path,
+                        r->length, (unsigned long long)r->offset, (unsigned long long)f->bytes);
     if (f->direct && ((r->offset | r->length | (uintptr_t)r->buffer) & (f->align - 1)))
         return bsi_fail(BS_ARG, "file '%s': a read of %zu bytes at %llu into %p is not aligned to %zu",
                         f->path, r->length, (unsigned long long)r->offset, r->buffer, f->align);

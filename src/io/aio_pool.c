@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** aio_pool.c: reads by a few threads that call pread. The owner hands requests over through a queue under
+** aio_pool.c: reads by a few threads that call pread. The owner hands requests over through a queue
+*under
 ** a mutex; finished ones come back on a list that only grows (owner takes all of it at once), with a
 ** semaphore that wakes the owner. The way back has no lock, so that nothing but the list orders a
 ** thread's writes before the owner's reads. Threads touch a request between the two, nothing else.
@@ -20,8 +21,9 @@ typedef struct pool {
     pthread_cond_t work;
     bsi_request *head, **tail;
     bool stop;
-    _Atomic(bsi_request *) done; /* newest first; threads push (release), the owner takes all (acquire) */
-    sem_t finished;              /* one post per push */
+    _Atomic(bsi_request *)
+        done;       /* newest first; threads push (release), the owner takes all (acquire) */
+    sem_t finished; /* one post per push */
     int n;
     pthread_t thread[]; /* [n] */
 } pool;
@@ -78,7 +80,8 @@ static bsi_request *pool_poll(void *e)
         all->next = list;
         list = all;
         all = next;
-        sem_trywait(&p->finished); /* its post, unless that is still to come: then one wait ends early */
+        sem_trywait(
+            &p->finished); /* its post, unless that is still to come: then one wait ends early */
     }
     return list;
 }
@@ -94,7 +97,8 @@ static void pool_wait(void *e, unsigned wait_us)
         t.tv_nsec -= 1000000000;
         t.tv_sec++;
     }
-    sem_clockwait(&p->finished, CLOCK_MONOTONIC, &t); /* a finish, a signal or the time: all end the wait */
+    sem_clockwait(&p->finished, CLOCK_MONOTONIC,
+                  &t); /* a finish, a signal or the time: all end the wait */
 }
 
 static void pool_close(void *e)
@@ -136,7 +140,8 @@ bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine,
     if (err) {
         int n = p->n;
         pool_close(p);
-        return bsi_fail_sys(BS_NOMEM, err, "only %d of %d reading threads could be started", n, threads);
+        return bsi_fail_sys(BS_NOMEM, err, "only %d of %d reading threads could be started", n,
+                            threads);
     }
     *engine = &pool_engine;
     *e = p;

@@ -13,9 +13,9 @@
 #include <liburing.h>
 #include <string.h>
 
-#define REGIONS 1024             /* entries of the table of registered memory */
+#define REGIONS      1024        /* entries of the table of registered memory */
 #define REGION_BYTES (1UL << 30) /* largest that the kernel takes as one */
-#define RETRY_US 1000            /* how long to wait when the kernel had no room for what is unsent */
+#define RETRY_US     1000        /* how long to wait when the kernel had no room for what is unsent */
 
 typedef struct list {
     bsi_request *head, **tail;
@@ -197,7 +197,8 @@ bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, 
     if (!u)
         return BS_NOMEM;
     int err = refuse ? -EPERM : make_ring((unsigned)depth, &u->ring);
-    if (err == 0 && !(u->ring.features & IORING_FEAT_EXT_ARG)) { /* waits with a time limit: Linux 5.11 */
+    if (err == 0 &&
+        !(u->ring.features & IORING_FEAT_EXT_ARG)) { /* waits with a time limit: Linux 5.11 */
         io_uring_queue_exit(&u->ring);
         err = -ENOSYS;
     }

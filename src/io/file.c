@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define ALIGN_UNKNOWN 4096 /* direct reads when the kernel does not say */
-#define ALIGN_LEAST 512
+#define ALIGN_LEAST   512
 
 static atomic_bool refuse_direct;
 
@@ -59,9 +59,9 @@ bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t o
             return bsi_fail_sys(BS_IO, errno, "file '%s': reading %zu bytes at %llu", path, n - got,
                                 (unsigned long long)(offset + got));
         if (k == 0)
-            return bsi_fail(BS_IO,
-                            "file '%s' at %llu: expected %zu bytes, got %zu: it became shorter while in use",
-                            path, (unsigned long long)offset, n, got);
+            return bsi_fail(
+                BS_IO, "file '%s' at %llu: expected %zu bytes, got %zu: it became shorter while in use",
+                path, (unsigned long long)offset, n, got);
         got += (size_t)k;
     }
     return BS_OK;
@@ -185,7 +185,8 @@ bs_status bsi_file_check(const bsi_file *f)
     struct stat st;
     bsi_file now = {0};
     if (stat(f->path, &st) != 0)
-        return bsi_fail_sys(BS_IO, errno, "file '%s' was removed or cannot be reached any more", f->path);
+        return bsi_fail_sys(BS_IO, errno, "file '%s' was removed or cannot be reached any more",
+                            f->path);
     bsi_file_identify(&now, &st);
     if (now.bytes != f->bytes)
         return bsi_fail(BS_IO, "file '%s' had %llu bytes when it was opened and has %llu now", f->path,

@@ -59,7 +59,8 @@ bs_status bsi_out_write(bsi_out *o, const void *data, size_t n)
     return BS_OK;
 }
 
-/* Makes the rename itself last. Some file systems cannot flush a folder (EINVAL): nothing more to do. */
+/* Makes the rename itself last. Some file systems cannot flush a folder (EINVAL): nothing more to do.
+ */
 static bs_status sync_folder(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -74,7 +75,8 @@ static bs_status sync_folder(const char *path)
     if (fd >= 0)
         close(fd); /* read only: nothing to lose */
     bsi_free(folder);
-    return err ? bsi_fail_sys(BS_IO, err, "'%s' is written, but its folder cannot be flushed", path) : BS_OK;
+    return err ? bsi_fail_sys(BS_IO, err, "'%s' is written, but its folder cannot be flushed", path)
+               : BS_OK;
 }
 
 bs_status bsi_out_commit(bsi_out *o)

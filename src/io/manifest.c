@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** manifest.c: where each block's bytes are. Built call by call, then frozen by bs_manifest_finish, which
+** manifest.c: where each block's bytes are. Built call by call, then frozen by bs_manifest_finish,
+*which
 ** opens the files and computes the three layouts of a block: aligned extents (disk and host slot), the
 ** canonical device layout, and the f32 expansion. Owner thread. After finish nothing changes and every
 ** pointer handed out stays; before it, pointers last until the next add.
@@ -97,7 +98,7 @@ static bs_status check_open(const bs_manifest *m, const char *what, const char *
         return bsi_fail(BS_STATE, "manifest: %s cannot be added, it is finished", what);
     if (!name || !*name)
         return bsi_fail(BS_ARG, "manifest: a %s needs a name", what);
-    if (!bsi_utf8_valid(name, strlen(name)))
+    if (!bsi_json_utf8_valid(name, strlen(name)))
         return bsi_fail(BS_ARG, "manifest: the name of a %s is not UTF-8: '%s'", what, name);
     return BS_OK;
 }
@@ -148,20 +149,22 @@ static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t,
 {
     size_t n = bs_dtype_size(t);
     if (t != BS_DTYPE_F32 && t != BS_DTYPE_BF16 && t != BS_DTYPE_F16)
-        return bsi_fail(BS_DTYPE, "manifest: '%s' is stored as %s; weights can be f32, bf16 or f16", name,
-                        bs_dtype_name(t));
+        return bsi_fail(BS_DTYPE, "manifest: '%s' is stored as %s; weights can be f32, bf16 or f16",
+                        name, bs_dtype_name(t));
     if (ndim < 0 || ndim > BS_MAX_DIMS)
         return bsi_fail(BS_SHAPE, "manifest: '%s' has %d dimensions, 0 to %d are possible", name, ndim,
                         BS_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (dim[i] < 1)
-            return bsi_fail(BS_SHAPE, "manifest: dimension %d of '%s' is %lld, at least 1 is needed", i + 1,
-                            name, (long long)dim[i]);
+            return bsi_fail(BS_SHAPE, "manifest: dimension %d of '%s' is %lld, at least 1 is needed",
+                            i + 1, name, (long long)dim[i]);
         if (!bsi_mul_size(n, (size_t)dim[i], &n))
-            return bsi_fail(BS_SHAPE, "manifest: the product of the dimensions of '%s' overflows", name);
+            return bsi_fail(BS_SHAPE, "manifest: the product of the dimensions of '%s' overflows",
+                            name);
     }
     if (file < 0 || file >= m->n_files)
-        return bsi_fail(BS_ARG, "manifest: '%s' is in file %d, there are %d files", name, file, m->n_files);
+        return bsi_fail(BS_ARG, "manifest: '%s' is in file %d, there are %d files", name, file,
+                        m->n_files);
     const bsi_file *f = &m->file[file];
     if (offset > f->bytes || n > f->bytes - offset)
         return bsi_fail(BS_ARG, "manifest: '%s' has %zu bytes at %llu; file '%s' has %llu", name, n,
@@ -176,15 +179,20 @@ bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dt
     uint64_t bytes = 0;
     BSI_TRY(check_open(m, "tensor", name));
     if (at < 0 || at >= m->n_blocks)
-        return bsi_fail(BS_ARG, "manifest: tensor '%s' is for block %d, there are %d", name, at, m->n_blocks);
+        return bsi_fail(BS_ARG, "manifest: tensor '%s' is for block %d, there are %d", name, at,
+                        m->n_blocks);
     block *b = &m->block[at];
     if (bs_manifest_find_tensor(m, at, name) >= 0)
         return bsi_fail(BS_ARG, "manifest: block '%s' has a tensor '%s' already", b->info.name, name);
     BSI_TRY(check_range(m, name, t, ndim, dim, file, file_offset, &bytes));
     BSI_TRY(grow(&b->tensor, b->info.n_tensors, &b->cap, sizeof *b->tensor));
     bs_tensor_info *x = &b->tensor[b->info.n_tensors];
-    *x = (bs_tensor_info){.dtype = t, .ndim = ndim, .file = file, .file_offset = file_offset,
-                          .bytes = bytes, .expand_offset = UINT64_MAX};
+    *x = (bs_tensor_info){.dtype = t,
+                          .ndim = ndim,
+                          .file = file,
+                          .file_offset = file_offset,
+                          .bytes = bytes,
+                          .expand_offset = UINT64_MAX};
     if (ndim)
         memcpy(x->dim, dim, (size_t)ndim * sizeof *dim);
     if (!(x->name = bsi_strdup(BS_TAG_HEADER, name)))
@@ -295,7 +303,8 @@ static bs_status finish_file(bsi_file *f)
     bsi_file now;
     BSI_TRY(bsi_file_check(f));
     BSI_TRY(bsi_file_open(f->path, false, &now));
-    bool same = now.bytes == f->bytes && now.ino == f->ino && now.dev == f->dev && now.mtime_ns == f->mtime_ns;
+    bool same =
+        now.bytes == f->bytes && now.ino == f->ino && now.dev == f->dev && now.mtime_ns == f->mtime_ns;
     if (!same) {
         bsi_file_close(&now);
         return bsi_fail(BS_IO, "file '%s' changed while the manifest was made", f->path);
@@ -357,7 +366,8 @@ bs_status bs_manifest_finish(bs_manifest *m)
     return BS_OK;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------- */
+/* ---- reading ---------------------------------------------------------------------------------------
+ */
 
 int bs_manifest_blocks(const bs_manifest *m)
 {

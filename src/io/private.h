@@ -10,11 +10,12 @@
 
 #include <sys/stat.h>
 
-#define BSI_HEADER_LIMIT 100000000 /* bytes of a safetensors header; that of the format's own reader */
-#define BSI_EXTENT_ALIGN 4096 /* of extents of files that are read through the page cache */
+#define BSI_HEADER_LIMIT 100000000 /* bytes of a safetensors header; that of the format's own reader   \
+                                    */
+#define BSI_EXTENT_ALIGN 4096      /* of extents of files that are read through the page cache */
 
 /* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
-   *sys (may be NULL): errno when open itself failed, else 0. */
+ *sys (may be NULL): errno when open itself failed, else 0. */
 bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
 /* Size and identity of an open file. */
 void bsi_file_identify(bsi_file *f, const struct stat *st);
@@ -41,7 +42,7 @@ typedef struct bsi_names {
         const char *key; /* NULL: empty */
         uint64_t hash;   /* compared first: most other keys are never touched */
         int64_t value;
-    } *at;
+    } * at;
     size_t cap; /* a power of two */
 } bsi_names;
 

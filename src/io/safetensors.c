@@ -14,7 +14,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#define NAME_SHOWN 160         /* characters of a tensor's name in a message */
+#define NAME_SHOWN 160 /* characters of a tensor's name in a message */
 
 struct bs_st {
     char *path;
@@ -30,17 +30,28 @@ static const struct format {
     const char *name;
     unsigned bits;
     bs_dtype dtype;
-} formats[] = {{"BOOL", 8, BS_DTYPE_COUNT},        {"F4", 4, BS_DTYPE_COUNT},
-               {"F6_E2M3", 6, BS_DTYPE_COUNT},     {"F6_E3M2", 6, BS_DTYPE_COUNT},
-               {"U8", 8, BS_DTYPE_U8},             {"I8", 8, BS_DTYPE_COUNT},
-               {"F8_E5M2", 8, BS_DTYPE_COUNT},     {"F8_E4M3", 8, BS_DTYPE_COUNT},
-               {"F8_E8M0", 8, BS_DTYPE_COUNT},     {"F8_E4M3FNUZ", 8, BS_DTYPE_COUNT},
-               {"F8_E5M2FNUZ", 8, BS_DTYPE_COUNT}, {"I16", 16, BS_DTYPE_COUNT},
-               {"U16", 16, BS_DTYPE_COUNT},        {"F16", 16, BS_DTYPE_F16},
-               {"BF16", 16, BS_DTYPE_BF16},        {"I32", 32, BS_DTYPE_I32},
-               {"U32", 32, BS_DTYPE_COUNT},        {"F32", 32, BS_DTYPE_F32},
-               {"C64", 64, BS_DTYPE_COUNT},        {"F64", 64, BS_DTYPE_F64},
-               {"I64", 64, BS_DTYPE_I64},          {"U64", 64, BS_DTYPE_COUNT}};
+} formats[] = {{"BOOL", 8, BS_DTYPE_COUNT},
+               {"F4", 4, BS_DTYPE_COUNT},
+               {"F6_E2M3", 6, BS_DTYPE_COUNT},
+               {"F6_E3M2", 6, BS_DTYPE_COUNT},
+               {"U8", 8, BS_DTYPE_U8},
+               {"I8", 8, BS_DTYPE_COUNT},
+               {"F8_E5M2", 8, BS_DTYPE_COUNT},
+               {"F8_E4M3", 8, BS_DTYPE_COUNT},
+               {"F8_E8M0", 8, BS_DTYPE_COUNT},
+               {"F8_E4M3FNUZ", 8, BS_DTYPE_COUNT},
+               {"F8_E5M2FNUZ", 8, BS_DTYPE_COUNT},
+               {"I16", 16, BS_DTYPE_COUNT},
+               {"U16", 16, BS_DTYPE_COUNT},
+               {"F16", 16, BS_DTYPE_F16},
+               {"BF16", 16, BS_DTYPE_BF16},
+               {"I32", 32, BS_DTYPE_I32},
+               {"U32", 32, BS_DTYPE_COUNT},
+               {"F32", 32, BS_DTYPE_F32},
+               {"C64", 64, BS_DTYPE_COUNT},
+               {"F64", 64, BS_DTYPE_F64},
+               {"I64", 64, BS_DTYPE_I64},
+               {"U64", 64, BS_DTYPE_COUNT}};
 
 static const struct format *format_of(const char *name)
 {
@@ -58,7 +69,8 @@ static bool begins(const char *head, size_t n, const char *with)
     return n >= k && strncasecmp(head, with, k) == 0;
 }
 
-/* The file failed the first checks: tell the user what it looks like and what to do. rule: the check. */
+/* The file failed the first checks: tell the user what it looks like and what to do. rule: the check.
+ */
 static bs_status not_safetensors(const bs_st *st, const char *rule)
 {
     char buf[256] = "";
@@ -143,10 +155,11 @@ static bs_status parse_offsets(const bs_st *st, const cJSON *v, bs_st_tensor *t)
         return bad(st, t->name, "data_offsets [%llu, %llu) end before they begin",
                    (unsigned long long)begin, (unsigned long long)end);
     if (end > size)
-        return bad(st, t->name,
-                   "data ends at byte %llu of %llu data bytes: the file is truncated or damaged, download "
-                   "it again",
-                   (unsigned long long)end, (unsigned long long)size);
+        return bad(
+            st, t->name,
+            "data ends at byte %llu of %llu data bytes: the file is truncated or damaged, download "
+            "it again",
+            (unsigned long long)end, (unsigned long long)size);
     t->offset = st->data + begin;
     t->bytes = end - begin;
     return BS_OK;
@@ -161,8 +174,8 @@ static bs_status check_size(const bs_st *st, const bs_st_tensor *t, unsigned bit
     if (want % 8)
         return bad(st, t->name, "%zu bits of %s are not whole bytes", want, t->dtype_name);
     if (want / 8 != t->bytes)
-        return bad(st, t->name, "shape and dtype %s make %zu bytes, data_offsets give %llu", t->dtype_name,
-                   want / 8, (unsigned long long)t->bytes);
+        return bad(st, t->name, "shape and dtype %s make %zu bytes, data_offsets give %llu",
+                   t->dtype_name, want / 8, (unsigned long long)t->bytes);
     return BS_OK;
 }
 
@@ -183,7 +196,10 @@ static bs_status parse_tensor(const bs_st *st, const cJSON *v, bs_st_tensor *t)
             *to = c;
     }
     if (!dtype || !shape || !offsets)
-        return bad(st, t->name, "'%s' is missing", !dtype ? "dtype" : !shape ? "shape" : "data_offsets");
+        return bad(st, t->name, "'%s' is missing",
+                   !dtype   ? "dtype"
+                   : !shape ? "shape"
+                            : "data_offsets");
     if (!cJSON_IsString(dtype))
         return bad(st, t->name, "'dtype' is not a string");
     const struct format *f = format_of(dtype->valuestring);
@@ -208,8 +224,8 @@ static bs_status check_metadata(const bs_st *st, const cJSON *v)
             ret = bsi_fail(BS_FORMAT, "file '%s': __metadata__ '%.*s' is not a string", st->path,
                            NAME_SHOWN, c->string);
         else if (!bsi_names_add(&seen, c->string, 0))
-            ret = bsi_fail(BS_FORMAT, "file '%s': __metadata__ '%.*s' is given twice", st->path, NAME_SHOWN,
-                           c->string);
+            ret = bsi_fail(BS_FORMAT, "file '%s': __metadata__ '%.*s' is given twice", st->path,
+                           NAME_SHOWN, c->string);
     }
     bsi_names_free(&seen);
     return ret;
@@ -307,9 +323,10 @@ static bs_status read_header(bs_st *st)
     if (n == 0 || (st->bytes > 8 && head[8] != '{'))
         return not_safetensors(st, "its header does not begin with '{'");
     if (n > st->bytes - 8)
-        return bsi_fail(BS_FORMAT,
-                        "file '%s' has %llu bytes, its header alone %llu: it is truncated, download it again",
-                        st->path, (unsigned long long)st->bytes, (unsigned long long)n + 8);
+        return bsi_fail(
+            BS_FORMAT,
+            "file '%s' has %llu bytes, its header alone %llu: it is truncated, download it again",
+            st->path, (unsigned long long)st->bytes, (unsigned long long)n + 8);
 
     st->data = n + 8;
     char *text = bsi_alloc(BS_TAG_HEADER, (size_t)n);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** safetensors_write.c: writes arrays as a safetensors file the way the format's own writer does: tensors
+** safetensors_write.c: writes arrays as a safetensors file the way the format's own writer does:
+*tensors
 ** by alignment, largest first, then by name; header padded with spaces to a multiple of 8. So every
 ** tensor is aligned in the file and the same arrays always give the same bytes. Owner thread.
 */
@@ -20,10 +21,10 @@ typedef struct item {
 static const struct {
     const char *name;
     int rank;
-} stored[BS_DTYPE_COUNT] = {[BS_DTYPE_I64] = {"I64", 0},  [BS_DTYPE_F64] = {"F64", 1},
-                            [BS_DTYPE_F32] = {"F32", 2},  [BS_DTYPE_I32] = {"I32", 3},
-                            [BS_DTYPE_BF16] = {"BF16", 4}, [BS_DTYPE_F16] = {"F16", 5},
-                            [BS_DTYPE_U8] = {"U8", 6}};
+} stored[BS_DTYPE_COUNT] = {
+    [BS_DTYPE_I64] = {"I64", 0}, [BS_DTYPE_F64] = {"F64", 1},   [BS_DTYPE_F32] = {"F32", 2},
+    [BS_DTYPE_I32] = {"I32", 3}, [BS_DTYPE_BF16] = {"BF16", 4}, [BS_DTYPE_F16] = {"F16", 5},
+    [BS_DTYPE_U8] = {"U8", 6}};
 
 static int by_rank(const void *x, const void *y)
 {
@@ -33,7 +34,7 @@ static int by_rank(const void *x, const void *y)
 
 static bs_status check_word(const char *path, const char *what, const char *s)
 {
-    if (!s || !bsi_utf8_valid(s, strlen(s)))
+    if (!s || !bsi_json_utf8_valid(s, strlen(s)))
         return bsi_fail(BS_ARG, "'%s' cannot be written: a %s is %s", path, what,
                         s ? "not valid UTF-8" : "missing");
     return BS_OK;
@@ -45,7 +46,8 @@ static bs_status sort_items(const char *path, int64_t n, const char *const *name
     for (int64_t i = 0; i < n; i++) {
         BSI_TRY(check_word(path, "tensor name", names[i]));
         if (strcmp(names[i], "__metadata__") == 0)
-            return bsi_fail(BS_ARG, "'%s' cannot be written: no tensor may be called __metadata__", path);
+            return bsi_fail(BS_ARG, "'%s' cannot be written: no tensor may be called __metadata__",
+                            path);
         it[i] = (item){names[i], arrays[i], stored[arrays[i]->dtype].rank};
     }
     qsort(it, (size_t)n, sizeof *it, by_rank);
@@ -59,44 +61,45 @@ static bs_status unique(const char *path, const char *what, int64_t n, const cha
     BSI_TRY(bsi_names_init(&seen, (size_t)n));
     for (int64_t i = 0; i < n && ret == BS_OK; i++)
         if (!bsi_names_add(&seen, names[i], i))
-            ret = bsi_fail(BS_ARG, "'%s' cannot be written: %s '%s' is given twice", path, what, names[i]);
+            ret = bsi_fail(BS_ARG, "'%s' cannot be written: %s '%s' is given twice", path, what,
+                           names[i]);
     bsi_names_free(&seen);
     return ret;
 }
 
-static void put_header(bsi_text *t, int64_t n, const item *it, int n_meta, const char *const *keys,
+static void put_header(bsi_writer *t, int64_t n, const item *it, int n_meta, const char *const *keys,
                        const char *const *values)
 {
     const char *comma = "";
     uint64_t at = 0;
-    bsi_text_put(t, "{", 1);
+    bsi_writer_put(t, "{", 1);
     for (int i = 0; i < n_meta; i++) {
-        bsi_text_printf(t, "%s", i ? "," : "\"__metadata__\":{");
-        bsi_text_quote(t, keys[i]);
-        bsi_text_put(t, ":", 1);
-        bsi_text_quote(t, values[i]);
+        bsi_writer_printf(t, "%s", i ? "," : "\"__metadata__\":{");
+        bsi_writer_quote(t, keys[i]);
+        bsi_writer_put(t, ":", 1);
+        bsi_writer_quote(t, values[i]);
     }
     if (n_meta > 0) {
-        bsi_text_put(t, "}", 1);
+        bsi_writer_put(t, "}", 1);
         comma = ",";
     }
     for (int64_t i = 0; i < n; i++) {
         const bs_array *a = it[i].a;
-        bsi_text_printf(t, "%s", comma);
-        bsi_text_quote(t, it[i].name);
-        bsi_text_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", stored[a->dtype].name);
+        bsi_writer_printf(t, "%s", comma);
+        bsi_writer_quote(t, it[i].name);
+        bsi_writer_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", stored[a->dtype].name);
         for (int k = 0; k < a->ndim; k++)
-            bsi_text_printf(t, "%s%lld", k ? "," : "", (long long)a->dim[k]);
-        bsi_text_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+            bsi_writer_printf(t, "%s%lld", k ? "," : "", (long long)a->dim[k]);
+        bsi_writer_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
                         (unsigned long long)(at + a->bytes));
         at += a->bytes;
         comma = ",";
     }
-    bsi_text_put(t, "}", 1);
-    bsi_text_put(t, "       ", (8 - t->n % 8) % 8); /* 8 + N, then, is a multiple of 8 as well */
+    bsi_writer_put(t, "}", 1);
+    bsi_writer_put(t, "       ", (8 - t->n % 8) % 8); /* 8 + N, then, is a multiple of 8 as well */
 }
 
-static bs_status write_all(const char *path, const bsi_text *header, int64_t n, const item *it)
+static bs_status write_all(const char *path, const bsi_writer *header, int64_t n, const item *it)
 {
     bsi_out o;
     unsigned char size[8];
@@ -114,13 +117,15 @@ static bs_status write_all(const char *path, const bsi_text *header, int64_t n, 
     return ret;
 }
 
-bs_status bs_st_write(const char *path, int64_t n, const char *const *names, const bs_array *const *arrays,
-                      int n_meta, const char *const *keys, const char *const *values)
+bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
+                      const bs_array *const *arrays, int n_meta, const char *const *keys,
+                      const char *const *values)
 {
-    bsi_text header = {0};
+    bsi_writer header = {0};
     size_t bytes;
     if (n < 0 || n_meta < 0 || !bsi_mul_size((size_t)n, sizeof(item), &bytes))
-        return bsi_fail(BS_ARG, "'%s' cannot be written: %lld arrays, %d metadata", path, (long long)n, n_meta);
+        return bsi_fail(BS_ARG, "'%s' cannot be written: %lld arrays, %d metadata", path, (long long)n,
+                        n_meta);
     for (int i = 0; i < n_meta; i++) {
         BSI_TRY(check_word(path, "metadata key", keys[i]));
         BSI_TRY(check_word(path, "metadata value", values[i]));
@@ -139,8 +144,9 @@ bs_status bs_st_write(const char *path, int64_t n, const char *const *names, con
     if (header.failed)
         ret = bsi_fail(BS_NOMEM, "'%s' cannot be written: no memory for its header", path);
     else if (header.n > BSI_HEADER_LIMIT)
-        ret = bsi_fail(BS_ARG, "'%s' cannot be written: its header has %zu bytes, at most %d can be read",
-                       path, header.n, BSI_HEADER_LIMIT);
+        ret =
+            bsi_fail(BS_ARG, "'%s' cannot be written: its header has %zu bytes, at most %d can be read",
+                     path, header.n, BSI_HEADER_LIMIT);
     else
         ret = write_all(path, &header, n, it);
 done:

@@ -132,22 +132,19 @@ static bs_status open_host_slots(bs_stream *s)
 static bs_status open_tiers(bs_stream *s)
 {
     const bs_plan *p = s->plan;
-    s->n_host = p->staging;
-    s->n_dev = p->dev_slots;
+    int n_host = p->staging, n_dev = p->dev_slots;
     s->home_slot = bsi_alloc(BS_TAG_HEADER, (size_t)p->n_blocks * sizeof *s->home_slot);
     if (!s->home_slot)
         return BS_NOMEM;
     for (int b = 0; b < p->n_blocks; b++)
-        s->home_slot[b] = p->home[b] == BS_HOME_RAM   ? s->n_host++
-                          : p->home[b] == BS_HOME_GPU ? s->n_dev++
+        s->home_slot[b] = p->home[b] == BS_HOME_RAM   ? n_host++
+                          : p->home[b] == BS_HOME_GPU ? n_dev++
                                                       : -1;
-    int n_host = s->n_host, n_dev = s->n_dev;
-    s->n_host = s->n_dev = 0; /* close must not walk what is not there */
     s->host = bsi_alloc(BS_TAG_HEADER, (size_t)n_host * sizeof *s->host);
     s->dev = bsi_alloc(BS_TAG_HEADER, (size_t)n_dev * sizeof *s->dev);
     if (!s->host || !s->dev)
         return BS_NOMEM;
-    s->n_host = n_host;
+    s->n_host = n_host; /* not before: close walks what is counted */
     s->n_dev = n_dev;
     BSI_TRY(open_device_slots(s));
     return open_host_slots(s);

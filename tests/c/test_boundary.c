@@ -24,7 +24,8 @@ static void box_open(box *x, const char *spec, const char *drop, unsigned jitter
     bs_dev_cfg dc = {.threads = 1, .drop_wait = drop, .jitter_us = jitter, .jitter_seed = 5};
     OK(bs_dev_open(spec, &dc, &x->dev));
     OK(bs_store_bytes(&bc, n, keys, &device, &host));
-    bs_engine_cfg ec = {.dev = x->dev, .pool_bytes = device + VALUES * place + (1 << 16)};
+    bool meta = strcmp(spec, "meta") == 0;
+    bs_engine_cfg ec = {.dev = x->dev, .pool_bytes = meta ? 0 : device + VALUES * place + (1 << 16)};
     OK(bs_engine_open(&ec, &x->e));
     OK(bs_batch_open(x->e, &bc, &x->b));
     for (int j = 0; j < MICROS; j++) {
@@ -295,10 +296,31 @@ static void test_waits_are_needed(void **state)
     }
 }
 
+static void test_no_memory(void **state)
+{
+    (void)state;
+    box x;
+    box_open(&x, "meta", NULL, 0, 6,
+             walk_keys); /* its pool is unbounded: every attempt takes regions */
+    bs_status st = BS_NOMEM;
+    for (uint64_t n = 1; st != BS_OK; n++) {
+        bs_store *s;
+        bsi_alloc_fail_nth(n);
+        st = bs_store_open(x.e, x.b, 6, walk_keys, &s);
+        bsi_alloc_fail_nth(0);
+        if (st == BS_OK)
+            bs_store_close(s);
+        else
+            assert_int_equal(st, BS_NOMEM);
+    }
+    box_close(&x);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_walk), cmocka_unit_test(test_places),
-                                       cmocka_unit_test(test_halves), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_waits_are_needed)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_walk),    cmocka_unit_test(test_places),
+        cmocka_unit_test(test_halves),  cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_waits_are_needed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

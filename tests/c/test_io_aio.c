@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Asynchronous reads: the same tests over both engines, with short, failing, late and reordered results. */
+/* Asynchronous reads: the same tests over both engines, with short, failing, late and reordered
+ * results. */
 #include "base/base.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +38,9 @@ static bsi_aio *open_with(const char *engine, int depth, int threads, const bsi_
 static bsi_read *page(int i)
 {
     bsi_read *r = &reads[i];
-    *r = (bsi_read){.file = &file, .offset = (uint64_t)i * PAGE, .length = PAGE,
+    *r = (bsi_read){.file = &file,
+                    .offset = (uint64_t)i * PAGE,
+                    .length = PAGE,
                     .buffer = buffer + (size_t)i * PAGE};
     memset(r->buffer, 0xCC, PAGE);
     return r;
@@ -273,13 +276,15 @@ static void test_delay(void **state)
     bsi_aio *a = open_with(*state, 4, 2, &f);
     double t = bsi_now(), cpu = cpu_now();
     submit(a, 0, 4);
-    assert_null(bsi_aio_reap(a, 0));
-    assert_null(bsi_aio_reap(a, 1000));
-    assert_true(bsi_now() - t >= 0.001);
-    assert_int_equal(bsi_aio_in_flight(a), 4);
-    check(reap(a));
+    /* On a loaded machine the time may pass before we ask: whoever comes must not come early. */
+    const bsi_read *early = bsi_aio_reap(a, 0);
+    if (!early)
+        early = bsi_aio_reap(a, 1000);
+    assert_true(!early || bsi_now() - t >= 0.05);
+    check(early ? early : reap(a));
     double first = bsi_now() - t;
     assert_true(first >= 0.05);
+    assert_int_equal(bsi_aio_in_flight(a), 3);
     reap_all(a);
     assert_true(cpu_now() - cpu < 0.5 * first); /* waited, did not spin */
     submit(a, 0, READS);
@@ -449,17 +454,23 @@ static int teardown(void **state)
     return tmpdir_close(state);
 }
 
-#define BOTH(f)                                                                                    \
-    {#f " uring", f, NULL, NULL, uring_name}, {#f " pool", f, NULL, NULL, pool_name}
+#define BOTH(f)                                                                                        \
+    {#f " uring", f, NULL, NULL, uring_name},                                                          \
+    {                                                                                                  \
+#f " pool", f, NULL, NULL, pool_name                                                           \
+    }
 
 int main(void)
 {
     static char uring_name[] = "uring", pool_name[] = "pool";
-    const struct CMUnitTest tests[] = {
-        BOTH(test_content),    BOTH(test_order),          BOTH(test_one_large), BOTH(test_short),
-        BOTH(test_interrupted), BOTH(test_noise),         BOTH(test_failing),   BOTH(test_shrunk),
-        BOTH(test_reverse),    BOTH(test_delay),          BOTH(test_close_in_flight),
-        BOTH(test_registered), BOTH(test_refuse_direct),  BOTH(test_buffered),  BOTH(test_bad_reads),
-        BOTH(test_no_memory),  cmocka_unit_test(test_choice)};
+    const struct CMUnitTest tests[] = {BOTH(test_content),           BOTH(test_order),
+                                       BOTH(test_one_large),         BOTH(test_short),
+                                       BOTH(test_interrupted),       BOTH(test_noise),
+                                       BOTH(test_failing),           BOTH(test_shrunk),
+                                       BOTH(test_reverse),           BOTH(test_delay),
+                                       BOTH(test_close_in_flight),   BOTH(test_registered),
+                                       BOTH(test_refuse_direct),     BOTH(test_buffered),
+                                       BOTH(test_bad_reads),         BOTH(test_no_memory),
+                                       cmocka_unit_test(test_choice)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -138,8 +138,8 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_open), cmocka_unit_test(test_refuse_direct),
-                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_check),
-                                       cmocka_unit_test(test_no_memory)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open), cmocka_unit_test(test_refuse_direct),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_check), cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -22,7 +22,8 @@ static const char *data_file(const char *name)
     return tmpdir_put(name, buf, sizeof buf);
 }
 
-static int tensor(bs_manifest *m, int block, const char *name, bs_dtype t, int64_t n, int file, uint64_t at)
+static int tensor(bs_manifest *m, int block, const char *name, bs_dtype t, int64_t n, int file,
+                  uint64_t at)
 {
     int i;
     if (bs_manifest_add_tensor(m, block, name, t, 1, &n, file, at, &i) != BS_OK)
@@ -30,7 +31,8 @@ static int tensor(bs_manifest *m, int block, const char *name, bs_dtype t, int64
     return i;
 }
 
-/* Two files, block 0 with tensors that touch, overlap in aligned pieces and lie apart; block 1 in both. */
+/* Two files, block 0 with tensors that touch, overlap in aligned pieces and lie apart; block 1 in both.
+ */
 static bs_manifest *sample(void)
 {
     bs_manifest *m;
@@ -44,7 +46,7 @@ static bs_manifest *sample(void)
     assert_int_equal(bs_manifest_add_block(m, "layer \"1\"", "mix", &i), BS_OK);
     assert_int_equal(i, 1);
     tensor(m, 0, "q", BS_DTYPE_BF16, 1001, a, 5001); /* odd address */
-    tensor(m, 0, "norm", BS_DTYPE_F32, 3, a, 99988);  /* the last bytes of the file */
+    tensor(m, 0, "norm", BS_DTYPE_F32, 3, a, 99988); /* the last bytes of the file */
     tensor(m, 0, "k", BS_DTYPE_F16, 1, a, 4605);
     tensor(m, 1, "x", BS_DTYPE_F32, 100, b, 0);
     tensor(m, 1, "y", BS_DTYPE_BF16, 100, a, 0);
@@ -59,7 +61,8 @@ static void check_extents(const bs_manifest *m, int block, size_t align)
     const bs_block_info *b = bs_manifest_block(m, block);
     uint64_t end = 0;
     for (int i = 0; i < b->n_extents; i++) {
-        const bsi_extent *e = bsi_manifest_extent(m, block, i), *n = bsi_manifest_extent(m, block, i + 1);
+        const bsi_extent *e = bsi_manifest_extent(m, block, i),
+                         *n = bsi_manifest_extent(m, block, i + 1);
         assert_int_equal(e->offset % align, 0);
         assert_int_equal(e->length % align, 0);
         assert_int_equal(e->raw_offset % 4096, 0);
@@ -162,9 +165,11 @@ static void test_refused(void **state)
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 2, huge, 0, 0, &i), BS_SHAPE);
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 9, huge, 0, 0, &i), BS_SHAPE);
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 2, 0, &i), BS_ARG);
-    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, BYTES - 3, &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, BYTES - 3, &i),
+                     BS_ARG);
     ASSERT_ERROR("has 100000");
-    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, UINT64_MAX, &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, UINT64_MAX, &i),
+                     BS_ARG);
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &many, 0, 0, &i), BS_ARG);
     assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_F32, 2, 0, 0, 0, &i), BS_SHAPE);
     assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_U8, 2, 2, 0, 0, &i), BS_DTYPE);
@@ -251,7 +256,8 @@ static void test_json(void **state)
     bs_manifest_free(m);
 }
 
-/* Every byte of the text damaged in turn: refused or, where it is only white space, the same content. */
+/* Every byte of the text damaged in turn: refused or, where it is only white space, the same content.
+ */
 static void test_json_damage(void **state)
 {
     (void)state;
@@ -316,8 +322,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout), cmocka_unit_test(test_buffered), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_digest), cmocka_unit_test(test_json),     cmocka_unit_test(test_json_damage),
+        cmocka_unit_test(test_layout),   cmocka_unit_test(test_buffered),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_json),     cmocka_unit_test(test_json_damage),
         cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -117,7 +117,7 @@ static void test_accepted(void **state)
 }
 
 #define T(body) "{\"x\":{" body "}}"
-#define OFF01 "\"data_offsets\":[0,1]"
+#define OFF01   "\"data_offsets\":[0,1]"
 
 static void test_tensor_rules(void **state)
 {
@@ -254,7 +254,8 @@ static void test_no_memory(void **state)
 {
     (void)state;
     const char *path = st_file("{\"__metadata__\":{\"a\":\"b\"},"
-                               "\"x\":{\"dtype\":\"U8\",\"shape\":[1]," OFF01 "}}", 1);
+                               "\"x\":{\"dtype\":\"U8\",\"shape\":[1]," OFF01 "}}",
+                               1);
     size_t before = bs_host_bytes(BS_TAG_HEADER);
     int fds = tmpdir_fds();
     bs_st *st;
@@ -344,7 +345,8 @@ static void test_large_header(void **state)
     fputc('{', f);
     for (long i = 0; i < many; i++)
         fprintf(f,
-                "%s\"model.language_model.layers.%ld.mlp.experts.%ld.gate_up_proj.weight\":{\"dtype\":\"U8\","
+                "%s\"model.language_model.layers.%ld.mlp.experts.%ld.gate_up_proj.weight\":{\"dtype\":"
+                "\"U8\","
                 "\"shape\":[1,2],\"data_offsets\":[%ld,%ld]}",
                 i ? "," : "", i / 1000, i % 1000, 2 * i, 2 * i + 2);
     fputc('}', f);

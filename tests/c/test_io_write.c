@@ -35,7 +35,8 @@ static void test_bytes(void **state)
 {
     (void)state;
     const int64_t d3[] = {3}, d12[] = {1, 2};
-    bs_array *a[] = {array(BS_DTYPE_U8, 1, d3), array(BS_DTYPE_F32, 2, d12), array(BS_DTYPE_BF16, 0, NULL)};
+    bs_array *a[] = {array(BS_DTYPE_U8, 1, d3), array(BS_DTYPE_F32, 2, d12),
+                     array(BS_DTYPE_BF16, 0, NULL)};
     const char *names[] = {"u\n\"\x01", "f", "b"}, *k[] = {"format"}, *v[] = {"pt"};
     const char *path = tmpdir_file("w.safetensors");
     const bs_array *const *arrays = (const bs_array *const *)a;
@@ -75,7 +76,8 @@ static void test_round_trip(void **state)
         names[i] = text[i];
     }
     const char *path = tmpdir_file("r.safetensors");
-    assert_int_equal(bs_st_write(path, BSI_COUNT(a), names, (const bs_array *const *)a, 0, NULL, NULL), BS_OK);
+    assert_int_equal(bs_st_write(path, BSI_COUNT(a), names, (const bs_array *const *)a, 0, NULL, NULL),
+                     BS_OK);
     bs_st *st;
     if (bs_st_open(path, &st) != BS_OK)
         fail_msg("%s", bs_error()->msg);
@@ -90,7 +92,8 @@ static void test_round_trip(void **state)
         bs_array_free(a[i]);
     }
     bs_st_close(st);
-    assert_int_equal(bs_st_write(path, 0, NULL, NULL, 0, NULL, NULL), BS_OK); /* replaces it; empty is legal */
+    assert_int_equal(bs_st_write(path, 0, NULL, NULL, 0, NULL, NULL),
+                     BS_OK); /* replaces it; empty is legal */
     assert_int_equal(bs_st_open(path, &st), BS_OK);
     assert_int_equal(bs_st_count(st), 0);
     bs_st_close(st);
@@ -103,7 +106,8 @@ static void test_refused(void **state)
     const bs_array *const two[] = {a, a};
     const char *path = tmpdir_file("no");
     int entries = tmpdir_entries(tmpdir_path);
-    const char *same[] = {"x", "x"}, *meta[] = {"x", "__metadata__"}, *bad[] = {"x", "\xC3("}, *ok[] = {"x", "y"};
+    const char *same[] = {"x", "x"}, *meta[] = {"x", "__metadata__"}, *bad[] = {"x", "\xC3("},
+               *ok[] = {"x", "y"};
     assert_int_equal(bs_st_write(path, 2, same, two, 0, NULL, NULL), BS_ARG);
     ASSERT_ERROR("tensor 'x' is given twice");
     assert_int_equal(bs_st_write(path, 2, meta, two, 0, NULL, NULL), BS_ARG);
@@ -230,8 +234,9 @@ static void test_disk_full(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes),      cmocka_unit_test(test_round_trip),
-                                       cmocka_unit_test(test_refused),    cmocka_unit_test(test_file),
-                                       cmocka_unit_test(test_bad_places), cmocka_unit_test(test_disk_full)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_file),
+        cmocka_unit_test(test_bad_places), cmocka_unit_test(test_disk_full)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -234,10 +234,39 @@ static void test_grad(void **state)
     box_close(&x);
 }
 
+static void test_no_memory(void **state)
+{
+    (void)state;
+    bs_dev *dev;
+    bs_engine *e;
+    bs_batch *b;
+    bs_batch_cfg bc = {MICROS, CAP, 4};
+    OK(bs_dev_open("cpu", NULL, &dev));
+    bs_engine_cfg ec = {.dev = dev, .pool_bytes = 4 << 20};
+    OK(bs_engine_open(&ec, &e));
+    OK(bs_batch_open(e, &bc, &b));
+    for (int home = BS_HOME_DISK; home <= BS_HOME_RAM; home++) {
+        bs_status st = BS_NOMEM;
+        for (uint64_t n = 1; st != BS_OK; n++) {
+            bs_rows *r;
+            bsi_alloc_fail_nth(n);
+            st = bs_rows_open(e, m, f32_table, (bs_home)home, b, &(bs_io_cfg){.engine = "pool"}, &r);
+            bsi_alloc_fail_nth(0);
+            if (st == BS_OK)
+                bs_rows_close(r);
+            else
+                assert_int_equal(st, BS_NOMEM);
+        }
+    }
+    bs_batch_close(b);
+    bs_engine_close(e);
+    bs_dev_close(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gather), cmocka_unit_test(test_bad_ids),
-                                       cmocka_unit_test(test_grad),
+                                       cmocka_unit_test(test_grad), cmocka_unit_test(test_no_memory),
                                        cmocka_unit_test(test_changed_file)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -266,6 +266,88 @@ static void test_changed_file(void **state)
     fx_open(&fx);
 }
 
+/* A device call that fails, wherever it is: an error, no hang, nothing left. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    size_t slots = bs_host_bytes(BS_TAG_SLOT), homes = bs_host_bytes(BS_TAG_HOME);
+    bool done = false;
+    for (uint64_t n = 1; !done; n += n < 40 ? 1 : 9) {
+        bs_dev_cfg dc = {.threads = 1, .fail_call = n};
+        bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+        run r = {.slot = fx_slot(&fx)};
+        bs_status st;
+        OK(bs_plan_new(&pc, &r.plan));
+        OK(bs_dev_open("check:cpu", &dc, &r.dev));
+        size_t results = r.slot * (size_t)fx.n_visits;
+        bs_engine_cfg ec = {r.dev, results + bs_plan_device_bytes(r.plan), 0, FX_BLOCKS, 0};
+        if ((st = bs_engine_open(&ec, &r.e)) == BS_OK) {
+            OK(bsi_pool_region(r.e->pool, "results", results, &r.seen));
+            st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .plan = r.plan}, &r.s);
+            if (st == BS_OK)
+                st = run_segment(&r, &fx);
+            if (st == BS_OK)
+                st = bs_engine_sync(r.e);
+            if (st != BS_OK && r.s) {
+                bs_status drained = bs_stream_abort(r.s);
+                assert_true(drained == BS_OK || drained == st);
+            }
+        }
+        done = st == BS_OK;
+        assert_true(done || bs_error()->msg[0]);
+        run_close(&r);
+        assert_int_equal(bs_host_bytes(BS_TAG_SLOT), slots);
+        assert_int_equal(bs_host_bytes(BS_TAG_HOME), homes);
+        assert_true(n < 2000);
+    }
+}
+
+/* Host memory that runs out while a stream is opened or a segment is pushed. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    bs_plan *plan;
+    bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+    OK(bs_plan_new(&pc, &plan));
+    for (uint64_t n = 1;; n++) {
+        bs_plan *p;
+        bsi_alloc_fail_nth(n);
+        bs_status st = bs_plan_new(&pc, &p);
+        bsi_alloc_fail_nth(0);
+        if (st == BS_OK) {
+            bs_plan_free(p);
+            break;
+        }
+        assert_int_equal(st, BS_NOMEM);
+    }
+    bs_dev *dev;
+    OK(bs_dev_open("cpu", NULL, &dev));
+    bs_engine_cfg ec = {.dev = dev, .pool_bytes = bs_plan_device_bytes(plan), .n_blocks = FX_BLOCKS};
+    for (uint64_t n = 1;; n++) {
+        bs_engine *e = NULL;
+        bs_stream *s = NULL;
+        bs_visit v;
+        bsi_alloc_fail_nth(n);
+        bs_status st = bs_engine_open(&ec, &e);
+        bs_stream_cfg sc = {.engine = e, .plan = plan, .io = {.engine = "pool"}};
+        if (st == BS_OK)
+            st = bs_stream_open(&sc, &s);
+        if (st == BS_OK)
+            st = bs_stream_push(s, fx.program, fx.n_visits, true);
+        for (int i = 0; st == BS_OK && i < fx.n_visits; i++)
+            st = bs_stream_next(s, &v);
+        bsi_alloc_fail_nth(0);
+        bs_stream_close(s);
+        bs_engine_close(e);
+        if (st == BS_OK)
+            break;
+        assert_true(st == BS_NOMEM || st == BS_DEVMEM);
+        assert_true(n < 5000);
+    }
+    bs_dev_close(dev);
+    bs_plan_free(plan);
+}
+
 static void test_misuse(void **state)
 {
     (void)state;
@@ -280,14 +362,27 @@ static void test_misuse(void **state)
     bs_stream_cfg sc = {.engine = r.e, .plan = r.plan};
     assert_int_equal(bs_stream_open(&sc, &second), BS_STATE);
     OK(bs_stream_push(r.s, NULL, 0, true));
+    run_close(&r);
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    run r;
+    bs_visit v;
+    bsi_aio_fault late = {.delay_us = 200000}; /* the first visit has to wait */
+    run_open(
+        &r, &fx,
+        &(run_cfg){.spec = "cpu", .home = all_disk, .dev_slots = 2, .host_slots = 2, .fault = &late});
+    OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
     bs_cancel(true);
-    bs_status st = run_segment(&r, &fx);
+    bs_status st = bs_stream_next(r.s, &v);
     bs_cancel(false);
     assert_int_equal(st, BS_CANCELLED);
+    ASSERT_ERROR("'layer.0'");
+    OK(bs_stream_next(r.s, &v)); /* only the wait had ended */
+    assert_int_equal(v.serial, 0);
     OK(bs_stream_abort(r.s));
-    r.next = 0;
-    OK(run_segment(&r, &fx));
-    assert_int_equal(run_wrong(&r, &fx), 0);
     run_close(&r);
 }
 
@@ -368,19 +463,14 @@ static void test_nothing_is_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_placements),
-        cmocka_unit_test(test_no_staging),
-        cmocka_unit_test(test_jitter),
-        cmocka_unit_test(test_odd_reads),
-        cmocka_unit_test(test_dry),
-        cmocka_unit_test(test_waits_are_needed),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_failing_read),
-        cmocka_unit_test(test_changed_file),
-        cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_prefetch_across_segments),
-        cmocka_unit_test(test_where),
-        cmocka_unit_test(test_nothing_is_kept),
+        cmocka_unit_test(test_placements),   cmocka_unit_test(test_no_staging),
+        cmocka_unit_test(test_jitter),       cmocka_unit_test(test_odd_reads),
+        cmocka_unit_test(test_dry),          cmocka_unit_test(test_waits_are_needed),
+        cmocka_unit_test(test_abort),        cmocka_unit_test(test_failing_read),
+        cmocka_unit_test(test_changed_file), cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_prefetch_across_segments),
+        cmocka_unit_test(test_where),        cmocka_unit_test(test_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -9,9 +9,9 @@
 */
 #include "bs.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

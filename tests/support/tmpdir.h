@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** tmpdir.h: a temporary folder of a test program, files with given content in it, and the log lines that
+** tmpdir.h: a temporary folder of a test program, files with given content in it, and the log lines
+*that
 ** were written. Include after cmocka.h. One thread.
 */
 #ifndef TMPDIR_H
@@ -85,10 +86,10 @@ static inline int tmpdir_fds(void)
 }
 
 /* The last failure's text has this in it. */
-#define ASSERT_ERROR(text)                                                                         \
-    do {                                                                                           \
-        if (!strstr(bs_error()->msg, text))                                                        \
-            fail_msg("'%s' is not in '%s'", text, bs_error()->msg);                                \
+#define ASSERT_ERROR(text)                                                                             \
+    do {                                                                                               \
+        if (!strstr(bs_error()->msg, text))                                                            \
+            fail_msg("'%s' is not in '%s'", text, bs_error()->msg);                                    \
     } while (0)
 
 #endif

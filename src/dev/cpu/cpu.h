@@ -124,7 +124,7 @@ void bsi_cpu_drain(cpu_dev *d);
 bs_status bsi_cpu_thread(pthread_t *out, void *(*fn)(void *), void *arg, const char *prefix,
                          unsigned index);
 
-/* cpu_pool.c: helpers threads beside the calling one. */
+/* cpu_pool.c: helper threads beside the calling one. */
 bs_status bsi_cpu_pool_open(int helpers, cpu_pool **out);
 void bsi_cpu_pool_close(cpu_pool *p);
 bsk_par *bsi_cpu_pool_par(cpu_pool *p);
