@@ -53,6 +53,7 @@ local function budget(name, share)
   return args.size(cfg[name]) or bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name])
 end
 
+local process = bs.rss()
 local micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens))
 local j <close> = job.new {
   model = cfg.model, device = cfg.device, home = cfg.home, micro_tokens = cfg.micro_tokens, micros = micros,
@@ -83,8 +84,7 @@ say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained pa
 say("plan: %s", plan.describe(j, j.choice))
 local rows = open_rows(cfg.data)
 local valid = cfg.valid ~= "" and open_rows(cfg.valid) or nil
-local process = bs.rss() - bs.host_bytes("device")
-say("process: %s before the first step (code, interpreter, BLAS, rows), apart from vram= and ram=", plan.mib(process))
+say("process: %s at the start (code, interpreter, BLAS), apart from vram= and ram=", plan.mib(process))
 
 local result = run.train(j, {
   data = rows, valid = valid, steps = cfg.steps, lr = cfg.lr, weight_decay = cfg.weight_decay, clip = cfg.clip,

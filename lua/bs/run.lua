@@ -6,9 +6,10 @@ local plan = require "bs.plan"
 local run = {}
 
 local function clock(seconds)
-  if seconds < 100 then return ("%.0fs"):format(seconds) end
-  if seconds < 6000 then return ("%dm%02ds"):format(seconds // 60, seconds % 60) end
-  return ("%dh%02dm"):format(seconds // 3600, seconds % 3600 // 60)
+  local n = math.floor(seconds + 0.5)
+  if n < 100 then return ("%ds"):format(n) end
+  if n < 6000 then return ("%dm%02ds"):format(n // 60, n % 60) end
+  return ("%dh%02dm"):format(n // 3600, n % 3600 // 60)
 end
 
 local function mb(n) return ("%.1f MB"):format(n / 1e6) end

@@ -30,7 +30,7 @@ size_t bsi_utf8_step(const unsigned char *s, size_t n)
     return len;
 }
 
-bool bsi_utf8_valid(const char *s, size_t n)
+bool bsi_json_utf8_valid(const char *s, size_t n)
 {
     const unsigned char *p = (const unsigned char *)s;
     for (size_t i = 0, k; i < n; i += k)
@@ -188,7 +188,7 @@ bool bsi_json_uint(const cJSON *v, uint64_t *out)
     return (double)*out == v->valuedouble;
 }
 
-void bsi_text_put(bsi_text *t, const char *s, size_t n)
+void bsi_writer_put(bsi_writer *t, const char *s, size_t n)
 {
     size_t need;
     if (t->failed)
@@ -212,7 +212,7 @@ void bsi_text_put(bsi_text *t, const char *s, size_t n)
     t->p[t->n] = '\0';
 }
 
-void bsi_text_printf(bsi_text *t, const char *fmt, ...)
+void bsi_writer_printf(bsi_writer *t, const char *fmt, ...)
 {
     char small[256];
     va_list ap;
@@ -222,25 +222,25 @@ void bsi_text_printf(bsi_text *t, const char *fmt, ...)
     if (n < 0 || (size_t)n >= sizeof small) /* callers print numbers and short words only */
         t->failed = true;
     else
-        bsi_text_put(t, small, (size_t)n);
+        bsi_writer_put(t, small, (size_t)n);
 }
 
-void bsi_text_quote(bsi_text *t, const char *s)
+void bsi_writer_quote(bsi_writer *t, const char *s)
 {
-    bsi_text_put(t, "\"", 1);
+    bsi_writer_put(t, "\"", 1);
     for (const char *run = s;; s++) {
         unsigned char c = (unsigned char)*s;
         if (c >= 0x20 && c != '"' && c != '\\')
             continue;
-        bsi_text_put(t, run, (size_t)(s - run));
+        bsi_writer_put(t, run, (size_t)(s - run));
         if (!c)
             break;
         const char *from = "\"\\\b\f\n\r\t", *hit = strchr(from, c);
         if (hit)
-            bsi_text_printf(t, "\\%c", "\"\\bfnrt"[hit - from]);
+            bsi_writer_printf(t, "\\%c", "\"\\bfnrt"[hit - from]);
         else
-            bsi_text_printf(t, "\\u%04x", c);
+            bsi_writer_printf(t, "\\u%04x", c);
         run = s + 1;
     }
-    bsi_text_put(t, "\"", 1);
+    bsi_writer_put(t, "\"", 1);
 }

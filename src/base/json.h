@@ -28,18 +28,18 @@ void bsi_json_end(bsi_json *j);
 bool bsi_json_uint(const cJSON *v, uint64_t *out);
 
 /* Text that grows. After a failed allocation `failed` is set and every put is ignored. */
-typedef struct bsi_text {
+typedef struct bsi_writer {
     char *p; /* NUL-terminated once something was put; from bsi_alloc(BS_TAG_HEADER) */
     size_t n, cap;
     bool failed;
-} bsi_text;
+} bsi_writer;
 
-void bsi_text_put(bsi_text *t, const char *s, size_t n);
-void bsi_text_printf(bsi_text *t, const char *fmt, ...) BSI_PRINTF(2, 3);
+void bsi_writer_put(bsi_writer *t, const char *s, size_t n);
+void bsi_writer_printf(bsi_writer *t, const char *fmt, ...) BSI_PRINTF(2, 3);
 /* s in quotes with the escapes of JSON. */
-void bsi_text_quote(bsi_text *t, const char *s);
+void bsi_writer_quote(bsi_writer *t, const char *s);
 /* Length of the valid UTF-8 sequence at s (at most n bytes), 0 when it is not one. */
 size_t bsi_utf8_step(const unsigned char *s, size_t n);
-bool bsi_utf8_valid(const char *s, size_t n);
+bool bsi_json_utf8_valid(const char *s, size_t n);
 
 #endif

@@ -13,59 +13,59 @@
 
 #define VERSION 1
 
-static void put_shape(bsi_text *t, int ndim, const int64_t *dim)
+static void put_shape(bsi_writer *t, int ndim, const int64_t *dim)
 {
-    bsi_text_put(t, "[", 1);
+    bsi_writer_put(t, "[", 1);
     for (int i = 0; i < ndim; i++)
-        bsi_text_printf(t, "%s%lld", i ? "," : "", (long long)dim[i]);
-    bsi_text_put(t, "]", 1);
+        bsi_writer_printf(t, "%s%lld", i ? "," : "", (long long)dim[i]);
+    bsi_writer_put(t, "]", 1);
 }
 
 /* {"name":..,"dtype":..,"shape":[..],"file":..,"offset":..} of a tensor or row table. */
-static void put_entry(bsi_text *t, int i, const char *name, bs_dtype dtype, int ndim,
+static void put_entry(bsi_writer *t, int i, const char *name, bs_dtype dtype, int ndim,
                       const int64_t *dim, int file, uint64_t offset)
 {
-    bsi_text_printf(t, "%s\n{\"name\":", i ? "," : "");
-    bsi_text_quote(t, name);
-    bsi_text_printf(t, ",\"dtype\":\"%s\",\"shape\":", bs_dtype_name(dtype));
+    bsi_writer_printf(t, "%s\n{\"name\":", i ? "," : "");
+    bsi_writer_quote(t, name);
+    bsi_writer_printf(t, ",\"dtype\":\"%s\",\"shape\":", bs_dtype_name(dtype));
     put_shape(t, ndim, dim);
-    bsi_text_printf(t, ",\"file\":%d,\"offset\":%llu}", file, (unsigned long long)offset);
+    bsi_writer_printf(t, ",\"file\":%d,\"offset\":%llu}", file, (unsigned long long)offset);
 }
 
 bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
 {
-    bsi_text t = {0};
+    bsi_writer t = {0};
     *out = NULL;
     if (bs_manifest_digest(m) == 0)
         return bsi_fail(BS_STATE, "manifest: only a finished one can be written");
-    bsi_text_printf(&t, "{\"bslua_manifest\":%d,\"digest\":\"%016llx\",\n\"files\":[", VERSION,
+    bsi_writer_printf(&t, "{\"bslua_manifest\":%d,\"digest\":\"%016llx\",\n\"files\":[", VERSION,
                     (unsigned long long)bs_manifest_digest(m));
     const bsi_file *f;
     for (int i = 0; (f = bsi_manifest_file(m, i)); i++) {
-        bsi_text_printf(&t, "%s\n{\"path\":", i ? "," : "");
-        bsi_text_quote(&t, f->path);
-        bsi_text_printf(&t, ",\"bytes\":%llu}", (unsigned long long)f->bytes);
+        bsi_writer_printf(&t, "%s\n{\"path\":", i ? "," : "");
+        bsi_writer_quote(&t, f->path);
+        bsi_writer_printf(&t, ",\"bytes\":%llu}", (unsigned long long)f->bytes);
     }
-    bsi_text_printf(&t, "],\n\"blocks\":[");
+    bsi_writer_printf(&t, "],\n\"blocks\":[");
     for (int i = 0; i < bs_manifest_blocks(m); i++) {
         const bs_block_info *b = bs_manifest_block(m, i);
-        bsi_text_printf(&t, "%s\n{\"name\":", i ? "," : "");
-        bsi_text_quote(&t, b->name);
-        bsi_text_printf(&t, ",\"kind\":");
-        bsi_text_quote(&t, b->kind);
-        bsi_text_printf(&t, ",\"tensors\":[");
+        bsi_writer_printf(&t, "%s\n{\"name\":", i ? "," : "");
+        bsi_writer_quote(&t, b->name);
+        bsi_writer_printf(&t, ",\"kind\":");
+        bsi_writer_quote(&t, b->kind);
+        bsi_writer_printf(&t, ",\"tensors\":[");
         for (int k = 0; k < b->n_tensors; k++) {
             const bs_tensor_info *x = bs_manifest_tensor(m, i, k);
             put_entry(&t, k, x->name, x->dtype, x->ndim, x->dim, x->file, x->file_offset);
         }
-        bsi_text_printf(&t, "]}");
+        bsi_writer_printf(&t, "]}");
     }
-    bsi_text_printf(&t, "],\n\"rows\":[");
+    bsi_writer_printf(&t, "],\n\"rows\":[");
     const bsi_rows_info *r;
     for (int i = 0; (r = bsi_manifest_rows(m, i)); i++)
         put_entry(&t, i, r->name, r->dtype, 2, (const int64_t[2]){r->rows, r->cols}, r->file,
                   r->file_offset);
-    bsi_text_printf(&t, "]}\n");
+    bsi_writer_printf(&t, "]}\n");
     if (t.failed) {
         bsi_free(t.p);
         return bs_error()->status == BS_NOMEM ? BS_NOMEM

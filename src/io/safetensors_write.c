@@ -34,7 +34,7 @@ static int by_rank(const void *x, const void *y)
 
 static bs_status check_word(const char *path, const char *what, const char *s)
 {
-    if (!s || !bsi_utf8_valid(s, strlen(s)))
+    if (!s || !bsi_json_utf8_valid(s, strlen(s)))
         return bsi_fail(BS_ARG, "'%s' cannot be written: a %s is %s", path, what,
                         s ? "not valid UTF-8" : "missing");
     return BS_OK;
@@ -67,39 +67,39 @@ static bs_status unique(const char *path, const char *what, int64_t n, const cha
     return ret;
 }
 
-static void put_header(bsi_text *t, int64_t n, const item *it, int n_meta, const char *const *keys,
+static void put_header(bsi_writer *t, int64_t n, const item *it, int n_meta, const char *const *keys,
                        const char *const *values)
 {
     const char *comma = "";
     uint64_t at = 0;
-    bsi_text_put(t, "{", 1);
+    bsi_writer_put(t, "{", 1);
     for (int i = 0; i < n_meta; i++) {
-        bsi_text_printf(t, "%s", i ? "," : "\"__metadata__\":{");
-        bsi_text_quote(t, keys[i]);
-        bsi_text_put(t, ":", 1);
-        bsi_text_quote(t, values[i]);
+        bsi_writer_printf(t, "%s", i ? "," : "\"__metadata__\":{");
+        bsi_writer_quote(t, keys[i]);
+        bsi_writer_put(t, ":", 1);
+        bsi_writer_quote(t, values[i]);
     }
     if (n_meta > 0) {
-        bsi_text_put(t, "}", 1);
+        bsi_writer_put(t, "}", 1);
         comma = ",";
     }
     for (int64_t i = 0; i < n; i++) {
         const bs_array *a = it[i].a;
-        bsi_text_printf(t, "%s", comma);
-        bsi_text_quote(t, it[i].name);
-        bsi_text_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", stored[a->dtype].name);
+        bsi_writer_printf(t, "%s", comma);
+        bsi_writer_quote(t, it[i].name);
+        bsi_writer_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", stored[a->dtype].name);
         for (int k = 0; k < a->ndim; k++)
-            bsi_text_printf(t, "%s%lld", k ? "," : "", (long long)a->dim[k]);
-        bsi_text_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+            bsi_writer_printf(t, "%s%lld", k ? "," : "", (long long)a->dim[k]);
+        bsi_writer_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
                         (unsigned long long)(at + a->bytes));
         at += a->bytes;
         comma = ",";
     }
-    bsi_text_put(t, "}", 1);
-    bsi_text_put(t, "       ", (8 - t->n % 8) % 8); /* 8 + N, then, is a multiple of 8 as well */
+    bsi_writer_put(t, "}", 1);
+    bsi_writer_put(t, "       ", (8 - t->n % 8) % 8); /* 8 + N, then, is a multiple of 8 as well */
 }
 
-static bs_status write_all(const char *path, const bsi_text *header, int64_t n, const item *it)
+static bs_status write_all(const char *path, const bsi_writer *header, int64_t n, const item *it)
 {
     bsi_out o;
     unsigned char size[8];
@@ -121,7 +121,7 @@ bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
                       const bs_array *const *arrays, int n_meta, const char *const *keys,
                       const char *const *values)
 {
-    bsi_text header = {0};
+    bsi_writer header = {0};
     size_t bytes;
     if (n < 0 || n_meta < 0 || !bsi_mul_size((size_t)n, sizeof(item), &bytes))
         return bsi_fail(BS_ARG, "'%s' cannot be written: %lld arrays, %d metadata", path, (long long)n,

@@ -122,7 +122,7 @@ bs_status bsi_json_string(bsi_json *j, bsi_buf *out)
     }
 }
 
-bs_status bsi_json_uint(bsi_json *j, uint32_t max, uint32_t *out)
+bs_status bsi_tokjson_uint(bsi_json *j, uint32_t max, uint32_t *out)
 {
     uint64_t v = 0;
     bsi_json_space(j);
@@ -244,7 +244,7 @@ static bool has_zero(const char *s, size_t n)
     return memchr(s, 0, n) != NULL;
 }
 
-bs_status bsi_json_parse(const char *text, size_t n, cJSON **tree)
+bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree)
 {
     const char *end = NULL;
     if (has_zero(text, n))
@@ -296,7 +296,7 @@ bs_status bsi_json_open(const char *text, size_t n, cJSON **tree, bsi_json *voca
     if (st == BS_OK)
         st = bsi_buf_put(&small, from, (size_t)(text + n - from));
     if (st == BS_OK)
-        st = bsi_json_parse(small.p, small.n, tree);
+        st = bsi_tokjson_parse(small.p, small.n, tree);
     bsi_buf_free(&small);
     return st;
 }

@@ -51,11 +51,11 @@ bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_
 /* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and readers
    for the two (start NULL: absent). The tree is freed with cJSON_Delete. */
 bs_status bsi_json_open(const char *text, size_t n, cJSON **tree, bsi_json *vocab, bsi_json *merges);
-bs_status bsi_json_parse(const char *text, size_t n, cJSON **tree);
+bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree);
 void bsi_json_space(bsi_json *j);
 bool bsi_json_take(bsi_json *j, char c); /* after white space; false: another character */
 bs_status bsi_json_string(bsi_json *j, bsi_buf *out); /* appended */
-bs_status bsi_json_uint(bsi_json *j, uint32_t max, uint32_t *out);
+bs_status bsi_tokjson_uint(bsi_json *j, uint32_t max, uint32_t *out);
 bs_status bsi_json_fail(const bsi_json *j, const char *expected);
 
 /* Members of the small tree. An absent or null member leaves *out. */

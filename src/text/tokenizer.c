@@ -248,7 +248,7 @@ static bs_status read_beside(bs_tok *t, const char *folder, const char *name,
     st = bsi_file_read(path.p, MAX_FILE, &text, &n);
     if (st != BS_OK)
         goto done;
-    st = bsi_json_parse(text, n, &tree);
+    st = bsi_tokjson_parse(text, n, &tree);
     if (st == BS_OK)
         st = read(t, tree);
     bsi_wrap(st, "%s", path.p);

@@ -114,7 +114,7 @@ bs_status bsi_vocab_read(bsi_vocab *v, bsi_json *j)
         BSI_TRY(bsi_json_string(j, &v->arena));
         if (!bsi_json_take(j, ':'))
             return bsi_json_fail(j, "':'");
-        BSI_TRY(bsi_json_uint(j, BSI_MAX_ID, &id));
+        BSI_TRY(bsi_tokjson_uint(j, BSI_MAX_ID, &id));
         BSI_TRY(add(v, v->arena.n - from, id));
     } while (bsi_json_take(j, ','));
     if (!bsi_json_take(j, '}'))

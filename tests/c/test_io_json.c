@@ -97,24 +97,24 @@ static void test_utf8(void **state)
         if (n > 1 && bsi_utf8_step(s, n - 1) != 0)
             fail_msg("cut code point %x", c);
     }
-    assert_true(bsi_utf8_valid("\xF4\x8F\xBF\xBF", 4));
+    assert_true(bsi_json_utf8_valid("\xF4\x8F\xBF\xBF", 4));
     static const char *const bad[] = {"\xC0\xAF",         "\xC1\xBF", "\xE0\x9F\xBF",
                                       "\xF0\x8F\xBF\xBF", "\x80",     "\xFF"};
     for (size_t i = 0; i < BSI_COUNT(bad); i++)
-        assert_false(bsi_utf8_valid(bad[i], strlen(bad[i])));
+        assert_false(bsi_json_utf8_valid(bad[i], strlen(bad[i])));
 }
 
 static void test_text(void **state)
 {
     (void)state;
-    bsi_text t = {0};
+    bsi_writer t = {0};
     char all[256];
     for (int i = 0; i < 127; i++)
         all[i] = (char)(i + 1);
     all[127] = '\0';
-    bsi_text_printf(&t, "{\"n\":%d,\"s\":", 7);
-    bsi_text_quote(&t, all);
-    bsi_text_put(&t, "}", 1);
+    bsi_writer_printf(&t, "{\"n\":%d,\"s\":", 7);
+    bsi_writer_quote(&t, all);
+    bsi_writer_put(&t, "}", 1);
     assert_false(t.failed);
     bsi_json j;
     assert_int_equal(bsi_json_parse(t.p, t.n, false, "text", &j), BS_OK);
@@ -122,10 +122,10 @@ static void test_text(void **state)
     bsi_json_end(&j);
     bsi_free(t.p);
 
-    t = (bsi_text){0};
+    t = (bsi_writer){0};
     bsi_alloc_fail_nth(2);
     for (int i = 0; i < 1000; i++)
-        bsi_text_put(&t, "x", 1);
+        bsi_writer_put(&t, "x", 1);
     bsi_alloc_fail_nth(0);
     assert_true(t.failed);
     assert_int_equal(t.n, 255); /* what fitted before, still terminated */
