@@ -8,37 +8,22 @@ local nn = {
   columns = bs.op.columns, row_scale = bs.op.row_scale, scale = bs.op.scale,
 }
 
-local function present(v) return v ~= nil and v ~= bs.json.null end
-local function shown(v) return type(v) == "table" and bs.json.encode(v) or tostring(v) end
-
-local function wrong(key, v, expected)
-  bs.fail(1, "config.json: '%s' is %s, %s is expected", key, shown(v), expected)
-end
-
--- Sizes beyond this are refused: products of two then fit an integer.
-local MAX_COUNT = 0x7FFFFFFF
-
 --- Reader of a config.json table: `get(key, default)` and `want(key, {values})`.
--- A key whose default is nil must be there; null counts as absent. A value has the type of its default,
--- and none is negative.
+-- A key whose default is nil must be there; null counts as absent.
 function nn.reader(hf, family)
   local r = {}
   function r.get(key, default)
     local v = hf[key]
-    if not present(v) then v = default end
+    if v == nil or v == bs.json.null then v = default end
     if v == nil then
       bs.fail(1, "config.json: key '%s' is missing; a %s model needs it", key, family)
-    elseif default ~= nil and type(v) ~= type(default) then
-      wrong(key, v, "a " .. type(default))
-    elseif type(v) == "number" and v < 0 then
-      wrong(key, v, "a number >= 0")
     end
     return v
   end
   function r.count(key, default) -- a positive integer
     local v = r.get(key, default)
-    if math.type(v) ~= "integer" or v < 1 or v > MAX_COUNT then
-      wrong(key, v, ("an integer 1..%d"):format(MAX_COUNT))
+    if math.type(v) ~= "integer" or v < 1 then
+      bs.fail(1, "config.json: '%s' is %s, a positive integer is expected", key, tostring(v))
     end
     return v
   end
@@ -49,68 +34,54 @@ function nn.reader(hf, family)
       if v == a then return v end
       names[i] = tostring(a)
     end
-    bs.fail(1, "config.json: '%s' is %s; this %s supports %s", key, shown(v), family,
+    bs.fail(1, "config.json: '%s' is %s; this %s supports %s", key, tostring(v), family,
       table.concat(names, ", "))
   end
   return r
 end
 
-local kinds = {}
-
--- The function of a rope type.
-local function kind_of(rope)
-  local kind = kinds[rope.type]
-  if kind then return kind end
-  local names = {}
-  for name in pairs(kinds) do names[#names + 1] = name end
-  table.sort(names)
-  bs.fail(1, "config.json: rope type '%s' is not supported; known: %s", shown(rope.type),
-    table.concat(names, ", "))
-end
+local function present(v) return v ~= nil and v ~= bs.json.null end
 
 --- Rotary parameters of a config in any published layout: `rope_scaling` if not empty, else
 -- `rope_parameters`, else the top-level keys.
 -- Returns {type, theta, dim, ...} for nn.inv_freq. head_dim: entries of a head.
 function nn.rope_config(hf, head_dim, default_theta)
   local p = {}
-  for _, name in ipairs { "rope_parameters", "rope_scaling" } do
-    local v = hf[name]
-    if present(v) and type(v) ~= "table" then wrong(name, v, "an object") end
-    if present(v) and next(v) then p = v end
+  if present(hf.rope_scaling) and next(hf.rope_scaling) then p = hf.rope_scaling
+  elseif present(hf.rope_parameters) and next(hf.rope_parameters) then p = hf.rope_parameters end
+  local function key(name, default)
+    if present(p[name]) then return p[name] end
+    if present(hf[name]) then return hf[name] end
+    return default
   end
-  local function number(name, default, first, second)
-    first, second = first or p, second or hf
-    local v = present(first[name]) and first[name] or present(second[name]) and second[name] or default
-    if v ~= nil and (type(v) ~= "number" or not (v >= 0 and v < math.huge)) then
-      wrong(name, v, "a positive number")
-    end
-    return v
-  end
-  local max_pos = number("max_position_embeddings", 2048)
-  local partial = number("partial_rotary_factor", 1)
-  if partial > 1 then wrong("partial_rotary_factor", partial, "at most 1") end
+  local kind = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default"
+  local partial = key("partial_rotary_factor", 1)
+  local max_pos = key("max_position_embeddings", 2048)
   local rope = {
-    type = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default",
-    theta = number("rope_theta", default_theta or 10000.0), dim = math.floor(head_dim * partial),
-    factor = number("factor"), low = number("low_freq_factor"), high = number("high_freq_factor"),
-    beta_fast = number("beta_fast", 32.0), beta_slow = number("beta_slow", 1.0),
-    truncate = p.truncate ~= false, attention_factor = number("attention_factor"),
-    mscale = number("mscale"), mscale_all_dim = number("mscale_all_dim"), max_position = max_pos,
-    old = number("original_max_position_embeddings", max_pos, hf, p),
+    type = kind, theta = key("rope_theta", default_theta or 10000.0),
+    dim = math.floor(head_dim * partial),
+    factor = key("factor"), low = key("low_freq_factor"), high = key("high_freq_factor"),
+    beta_fast = key("beta_fast", 32.0), beta_slow = key("beta_slow", 1.0),
+    truncate = key("truncate", true) ~= false,
+    attention_factor = key("attention_factor"), mscale = key("mscale"),
+    mscale_all_dim = key("mscale_all_dim"), max_position = max_pos,
+    old = present(hf.original_max_position_embeddings) and hf.original_max_position_embeddings
+      or key("original_max_position_embeddings", max_pos),
   }
-  -- An unknown type or a missing number is told before the shapes of the weights have proved head_dim.
-  kind_of(rope)(rope, {})
+  nn.inv_freq(rope) -- an unknown type or a missing number is told when the model is opened
   return rope
 end
 
 local function f32(v) return (string.unpack("<f", string.pack("<f", v))) end
 
 local function number(rope, name, key)
-  if type(rope[name]) ~= "number" or rope[name] <= 0 then
-    bs.fail(1, "config.json: rope type '%s' needs the positive number '%s'", rope.type, key or name)
+  if type(rope[name]) ~= "number" then
+    bs.fail(1, "config.json: rope type '%s' needs the number '%s'", rope.type, key or name)
   end
   return rope[name]
 end
+
+local kinds = {}
 
 function kinds.default(_, f) return f, 1.0 end
 
@@ -161,7 +132,15 @@ end
 function nn.inv_freq(rope)
   local f = {}
   for j = 0, rope.dim // 2 - 1 do f[j + 1] = f32(1.0 / rope.theta ^ (2 * j / rope.dim)) end
-  return kind_of(rope)(rope, f)
+  local kind = kinds[rope.type]
+  if not kind then
+    local names = {}
+    for name in pairs(kinds) do names[#names + 1] = name end
+    table.sort(names)
+    bs.fail(1, "config.json: rope type '%s' is not supported; known: %s", tostring(rope.type),
+      table.concat(names, ", "))
+  end
+  return kind(rope, f)
 end
 
 --- Tensors of a linear layer: weight [out, in] and, if asked, bias [out], appended to a list.
