@@ -93,10 +93,10 @@ end
 
 -- Edits (insert, delete, replace, swap of neighbours) that turn a into b.
 local function distance(a, b)
-  local before, last, row = {}, {}, {}
+  local before, last = {}, {}
   for j = 0, #b do last[j] = j end
   for i = 1, #a do
-    row = {[0] = i}
+    local row = {[0] = i}
     for j = 1, #b do
       local same = a:byte(i) == b:byte(j)
       row[j] = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (same and 0 or 1))

@@ -107,7 +107,7 @@ static int l_finish(lua_State *L)
 {
     bs_head *h = check(L);
     int micro = check_micro(L);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *dx = NULL;
     bs_status st = bs_head_finish(h, micro, &dx);
     box->h = dx;
@@ -137,9 +137,9 @@ static int l_logits(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"begin", l_begin}, {"finish", l_finish}, {"logits", l_logits},
-                                   {"loss", l_loss},   {"put", l_put},       {"tile", l_tile},
-                                   {"tile_grad", l_tile_grad}, {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"begin", l_begin}, {"finish", l_finish}, {"logits", l_logits},       {"loss", l_loss},
+    {"put", l_put},     {"tile", l_tile},     {"tile_grad", l_tile_grad}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
 void bsl_open_head(lua_State *L)

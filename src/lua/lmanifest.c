@@ -181,12 +181,18 @@ static int l_json(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"alignment", l_alignment}, {"block", l_block},
-                                   {"block_info", l_block_info}, {"blocks", l_blocks},
-                                   {"digest", l_digest},       {"file", l_file},
-                                   {"find", l_find},           {"finish", l_finish},
-                                   {"json", l_json},           {"rows", l_rows},
-                                   {"tensor", l_tensor},       {"tensor_info", l_tensor_info},
+static const luaL_Reg methods[] = {{"alignment", l_alignment},
+                                   {"block", l_block},
+                                   {"block_info", l_block_info},
+                                   {"blocks", l_blocks},
+                                   {"digest", l_digest},
+                                   {"file", l_file},
+                                   {"find", l_find},
+                                   {"finish", l_finish},
+                                   {"json", l_json},
+                                   {"rows", l_rows},
+                                   {"tensor", l_tensor},
+                                   {"tensor_info", l_tensor_info},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"from_json", l_from_json}, {"new", l_new}, {NULL, NULL}};
 
