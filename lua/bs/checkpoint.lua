@@ -46,7 +46,7 @@ local function open_sharded(self, dir, index_path)
   for name, shard in pairs(map) do
     if type(shard) ~= "string" or shard:find("/", 1, true) then
       bs.fail(1, "%s: tensor '%s' maps to %s; the name of a file in the folder is expected",
-        index_path, name, tostring(shard))
+        index_path, name, bs.json.encode(shard))
     end
     if not seen[shard] then
       seen[shard] = true

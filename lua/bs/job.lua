@@ -83,6 +83,9 @@ local function settings(cfg)
   end
   if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
   if out.rows == 0 then out.rows = math.min(out.micro_tokens, 1024) end
+  if out.rows > out.micro_tokens then
+    bs.fail(2, "rows=%d; as many as micro_tokens=%d at most are expected", out.rows, out.micro_tokens)
+  end
   return out
 end
 
@@ -258,6 +261,7 @@ local function load_parameters(self)
 end
 
 local function open_device(cfg)
+  if cfg.device:match("meta$") then bs.fail(2, "device=%s computes nothing; it is for dry runs", cfg.device) end
   local options = { threads = cfg.threads }
   for key, value in pairs(cfg.device_options or {}) do options[key] = value end
   local ok, device = pcall(bs.device.open, cfg.device, options)

@@ -21,10 +21,10 @@ local function by_pattern(patterns, full, default)
   return default
 end
 
--- What a specification may hold; the values of the numbers are checked.
+-- What a specification may hold, and the types.
 local fields = {
-  r = true, alpha = true, targets = true, top_fraction = true, layers = true, rslora = true, dropout = true,
-  rank_pattern = true, alpha_pattern = true,
+  r = "number", alpha = "number", targets = "list", top_fraction = "number", layers = "table",
+  rslora = "boolean", dropout = "number", rank_pattern = "table", alpha_pattern = "table",
 }
 
 local function check(name, value, ok, expected)
@@ -47,11 +47,17 @@ function lora.spec(given)
       bs.fail(2, "lora: unknown setting '%s'; did you mean %s?", tostring(key),
         table.concat(args.nearest(tostring(key), fields), ", "))
     end
+    local kind = fields[key]
+    check(key, value, type(value) == kind or kind == "list" and (type(value) == "table" or type(value) == "string"),
+      "a " .. kind)
     spec[key] = value
   end
   check_rank("r", spec.r)
   spec.alpha = spec.alpha or 2 * spec.r
   check_alpha("alpha", spec.alpha)
+  for _, t in ipairs(type(spec.targets) == "table" and spec.targets or {}) do
+    check("targets", t, type(t) == "string", "a list of names")
+  end
   for key, r in pairs(spec.rank_pattern or {}) do check_rank("rank_pattern." .. key, r) end
   for key, alpha in pairs(spec.alpha_pattern or {}) do check_alpha("alpha_pattern." .. key, alpha) end
   local p = spec.dropout
