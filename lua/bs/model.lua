@@ -113,7 +113,7 @@ end
 -- (the family's numbers), manifest, layers[i] (0-based), norm, final_norm(c, w, x), tiles, rows.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
-  self.family = opts and opts.family or family.find(self.checkpoint.config)
+  self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
   self.config = self.family.config(self.checkpoint.config)
   self.manifest = bs.manifest.new()
   local c, largest = self.config, 0
