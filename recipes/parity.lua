@@ -243,6 +243,16 @@ local function full_gradient_run()
   stats.base_gradient = j.stream:stats()
 end
 
+-- Entries that only a model with images can answer.
+local function images_note()
+  local n = 0
+  for _, t in ipairs(ref:tensors()) do
+    if t.name:sub(1, 3) == "vl." then n = n + 1 end
+  end
+  if n > 0 then print(("note: %d entries vl.* need images, which are not supported; not checked"):format(n)) end
+end
+
+images_note()
 base_run()
 adapter_run()
 full_gradient_run()

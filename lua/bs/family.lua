@@ -4,7 +4,12 @@
 -- needs no registration.
 local bs = require "bs"
 
-local family = { shipped = { "llama", "qwen3" } }
+local family = {
+  shipped = {
+    "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2", "gemma3_text", "phi3", "glm",
+    "glm4", "phi",
+  },
+}
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 

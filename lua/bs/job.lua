@@ -120,9 +120,10 @@ local function register_base(self, params)
       add(part.prefix .. name, #dims == 2 and dims[1] or 1, dims[#dims])
     end
   end)
-  add(m.norm.name, 1, m.config.channels)
+  for _, name in ipairs(m.norm.order) do add(name, 1, m.config.channels) end
   add(m.family.embed.name, m.config.vocab, m.config.channels)
   add(m.head_name, m.config.vocab, m.config.channels)
+  if m.family.head.bias then add(m.family.head.bias, m.config.vocab, 1) end
   return base
 end
 
@@ -165,11 +166,20 @@ local function head_config(self)
   }
 end
 
+-- Rotations by name: {short, long, most}; `long` is for forwards whose longest row has more than `most` tokens.
 local function make_ropes(self, e)
-  local c, ropes = self.model.config, {}
-  for name, spec in pairs(c.ropes or { default = c.rope }) do
-    local f, scaling = nn.inv_freq(spec)
-    ropes[name] = bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
+  local c, ropes, names = self.model.config, {}, {}
+  local function rotation(spec, longest)
+    local f, scaling = nn.inv_freq(spec, longest)
+    return bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
+  end
+  local specs = c.ropes or { default = c.rope }
+  for name in pairs(specs) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local spec, most = specs[name], nn.rope_switch(specs[name])
+    local short = rotation(spec, 1)
+    ropes[name] = { short = short, long = most and rotation(spec, most + 1) or short, most = most or math.huge }
   end
   return ropes
 end

@@ -92,7 +92,7 @@ static bs_status upload(bs_batch *b, bsi_addr to, const int32_t *v, int64_t n)
 
 bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
 {
-    int64_t tokens = 0, at = 0, n = 0;
+    int64_t tokens = 0, longest = 0, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
     bsi_micro *m = &b->micro[micro];
     /* Four arrays of `tokens` and one of rows + 1, host side. */
@@ -128,8 +128,10 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
             }
         }
         cu[r + 1] = (int32_t)(at + d->row_len[r]);
+        longest = BSI_MAX(longest, d->row_len[r]);
     }
     m->tokens = tokens;
+    m->longest = longest;
     m->rows = d->n_rows;
     m->labelled = n;
     if ((st = upload(b, m->pos, pos, tokens)) == BS_OK && (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
@@ -154,6 +156,11 @@ bs_status bs_batch_begin(bs_batch *b, int micros)
 int64_t bs_batch_tokens(const bs_batch *b, int micro)
 {
     return micro >= 0 && micro < b->cfg.micros ? b->micro[micro].tokens : 0;
+}
+
+int64_t bs_batch_longest(const bs_batch *b, int micro)
+{
+    return micro >= 0 && micro < b->cfg.micros ? b->micro[micro].longest : 0;
 }
 
 int64_t bs_batch_labelled(const bs_batch *b, int micro)

@@ -272,6 +272,13 @@ static int l_batch_tokens(lua_State *L)
     return 1;
 }
 
+static int l_batch_longest(lua_State *L)
+{
+    const bs_batch *b = check_batch(L);
+    lua_pushinteger(L, bs_batch_longest(b, bsl_checkint(L, 2, 0, INT_MAX)));
+    return 1;
+}
+
 static int l_batch_labelled(lua_State *L)
 {
     const bs_batch *b = check_batch(L);
@@ -292,6 +299,7 @@ static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
 static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},
                                          {"labelled", l_batch_labelled},
+                                         {"longest", l_batch_longest},
                                          {"set", l_batch_set},
                                          {"tokens", l_batch_tokens},
                                          {NULL, NULL}};

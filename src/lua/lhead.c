@@ -82,13 +82,15 @@ static int l_put(lua_State *L)
     return 0;
 }
 
+/* h:tile(micro, tile, first [, bias]) */
 static int l_tile(lua_State *L)
 {
     bs_head *h = check(L);
     int micro = check_micro(L);
     bs_weight *w = bsl_check(L, 3, &bsl_weight_type);
     int64_t first = bsl_checkcount(L, 4);
-    bsl_try(L, bs_head_tile(h, micro, w, first), "bs.head.tile");
+    bs_weight *bias = bsl_opt(L, 5, &bsl_weight_type);
+    bsl_try(L, bs_head_tile(h, micro, w, bias, first), "bs.head.tile");
     return 0;
 }
 
@@ -98,7 +100,8 @@ static int l_tile_grad(lua_State *L)
     int micro = check_micro(L);
     bs_weight *w = bsl_check(L, 3, &bsl_weight_type);
     int64_t first = bsl_checkcount(L, 4);
-    bsl_try(L, bs_head_tile_grad(h, micro, w, first), "bs.head.tile_grad");
+    bs_weight *bias = bsl_opt(L, 5, &bsl_weight_type);
+    bsl_try(L, bs_head_tile_grad(h, micro, w, bias, first), "bs.head.tile_grad");
     return 0;
 }
 

@@ -46,7 +46,20 @@ static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifes
     return bs_manifest_tensor(m, block, tensor);
 }
 
-/* bs.weight.new(engine, manifest, block, tensor [, params, id]) */
+/* Rows [first, first + rows of the tensor) of a parameter's gradient. */
+static bool part_of(bs_param_ref *ref, int64_t first, const bs_tensor_info *info)
+{
+    bs_place *g = &ref->grad;
+    int64_t rows = info->ndim > 0 ? info->dim[0] : 1;
+    if (first > g->rows || rows > g->rows - first)
+        return false;
+    g->off += (size_t)first * (size_t)g->channels * bs_dtype_size(g->dtype);
+    g->rows = g->capacity = rows;
+    return true;
+}
+
+/* bs.weight.new(engine, manifest, block, tensor [, params, id [, first]]); first: the row of the
+   parameter, counted from 0, where the tensor begins when it is a part of it (tiles of the head). */
 static int l_weight_new(lua_State *L)
 {
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
@@ -55,6 +68,8 @@ static int l_weight_new(lua_State *L)
     const bs_tensor_info *info = find_tensor(L, 4, m, block, bsl_checkint(L, 4, 0, INT_MAX));
     const bs_params *p = bsl_opt(L, 5, &bsl_params_type);
     int id = p ? bsl_checkint(L, 6, 0, bs_params_count(p) - 1) : 0;
+    bool part = p && !lua_isnoneornil(L, 7);
+    int64_t first = part ? bsl_checkcount(L, 7) : 0;
     bsl_box *box = bsl_newbox(L, &bsl_weight_type);
     bsl_borrow(L, box, 0, 1);
     if (p)
@@ -62,6 +77,8 @@ static int l_weight_new(lua_State *L)
     bs_param_ref ref = {0};
     bs_weight *w = NULL;
     bs_status st = p ? bs_params_ref(p, id, &ref) : BS_OK;
+    if (st == BS_OK && part && !part_of(&ref, first, info))
+        luaL_argerror(L, 7, "the tensor reaches beyond the parameter");
     if (st == BS_OK)
         st = bs_weight_new(e, block, info, p ? &ref : NULL, &w);
     box->h = w;
@@ -286,6 +303,19 @@ static int l_rmsnorm(lua_State *L)
     return finish(L, box, y, st, "bs.op.rmsnorm");
 }
 
+/* layernorm(x, w, b, eps) */
+static int l_layernorm(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bs_weight *w = bsl_check(L, 2, &bsl_weight_type), *b = bsl_check(L, 3, &bsl_weight_type);
+    double eps = luaL_checknumber(L, 4);
+    bsl_use(L, 2);
+    bsl_use(L, 3);
+    bsl_box *box = bsl_newtensor(L);
+    bs_status st = bs_op_layernorm(x, w, b, eps, &y);
+    return finish(L, box, y, st, "bs.op.layernorm");
+}
+
 /* rope(x, r, heads) */
 static int l_rope(lua_State *L)
 {
@@ -454,6 +484,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"from_array", l_from_array},
                                {"glu", l_glu},
                                {"labelled", l_labelled},
+                               {"layernorm", l_layernorm},
                                {"linear", l_linear},
                                {"mul", l_mul},
                                {"rmsnorm", l_rmsnorm},

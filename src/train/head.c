@@ -296,6 +296,7 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
 
 typedef struct tile { /* one chunk of rows against one tile of the vocabulary */
     bsi_addr w;       /* [V, channels] */
+    bsi_addr bias;    /* [V]; mem NULL: none */
     int64_t V, first; /* entries of the vocabulary */
     int64_t row, n;   /* rows [row, row + n) of X */
 } tile;
@@ -330,7 +331,7 @@ static bsi_arg label_arg(const bs_head *h, int micro, const tile *t)
     return (bsi_arg){row_of(h->batch->micro[micro].label_id, t->row, 1), bytes_of(t->n, 1), BSI_READ};
 }
 
-/* logits[n, V] = X W^T */
+/* logits[n, V] = X W^T + bias */
 static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
 {
     int64_t C = h->cfg.channels;
@@ -340,7 +341,13 @@ static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
                    .n = {0, 1, t->n, t->V, C, C, C, t->V},
                    .f = {1, 0},
                    .label = "head logits"};
-    return bsi_engine_launch(h->e, &c);
+    bsi_kcall bias = {.op = BSK_BIAS,
+                      .n_args = 2,
+                      .arg = {logits_arg(h, t, BSI_READWRITE), bsi_read_f32(t->bias, t->V)},
+                      .n = {t->n, t->V},
+                      .label = "head bias"};
+    BSI_TRY(bsi_engine_launch(h->e, &c));
+    return t->bias.mem ? bsi_engine_launch(h->e, &bias) : BS_OK;
 }
 
 static bs_status tile_softmax(bs_head *h, int micro, const head_micro *m, const tile *t)
@@ -408,8 +415,8 @@ static bs_status tile_read(bs_head *h, const head_micro *m, const tile *t)
     return BS_OK;
 }
 
-static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, int64_t first,
-                            int64_t *rows)
+static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, const bs_weight *bias,
+                            int64_t first, int64_t *rows)
 {
     const bs_tensor_info *i = &w->ref.info;
     *rows = i->ndim == 2 ? i->dim[0] : 0;
@@ -422,21 +429,35 @@ static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, int
         return bsi_fail(
             BS_ARG, "head: tile of entries %lld..%lld for micro-batch %d; the vocabulary has %lld",
             (long long)first, (long long)(first + *rows - 1), micro, (long long)h->cfg.vocab);
+    if (bias && (bias->ref.count != *rows || bias->ref.block != w->ref.block))
+        return bsi_fail(BS_SHAPE,
+                        "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
+                        "the tile's block are expected",
+                        bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name,
+                        w->ref.block, (long long)*rows);
     return BS_OK;
 }
 
-bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, int64_t first)
+/* Where the tile's weights are in the current visit; nothing is asked for an empty micro-batch. */
+static bs_status resolve(const head_micro *m, const bs_weight *w, const bs_weight *bias, tile *t)
+{
+    if (!m->rows)
+        return BS_OK;
+    BSI_TRY(bsi_weight_addr(w, &t->w));
+    return bias ? bsi_weight_addr(bias, &t->bias) : BS_OK;
+}
+
+bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int64_t first)
 {
     head_micro *m = NULL;
     tile t = {.first = first};
     BSI_TRY(find_put(h, micro, &m));
-    BSI_TRY(check_tile(h, micro, w, first, &t.V));
+    BSI_TRY(check_tile(h, micro, w, bias, first, &t.V));
     if (first != m->next)
         return bsi_fail(BS_STATE,
                         "head: a tile starts at entry %lld, entry %lld of micro-batch %d is next",
                         (long long)first, (long long)m->next, micro);
-    if (m->rows)
-        BSI_TRY(bsi_weight_addr(w, &t.w));
+    BSI_TRY(resolve(m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         BSI_TRY(tile_logits(h, m, &t));
@@ -503,7 +524,7 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
     return bs_tensor_at(h->e, &at, dx);
 }
 
-bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
+bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int64_t first)
 {
     head_micro *m = NULL;
     tile t = {.first = first};
@@ -511,11 +532,10 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
     BSI_TRY(find_complete(h, micro, &m));
     if (h->mode != BS_HEAD_TRAIN)
         return bsi_fail(BS_STATE, "head: gradients of a tile are asked in a pass that does not train");
-    BSI_TRY(check_tile(h, micro, w, first, &t.V));
+    BSI_TRY(check_tile(h, micro, w, bias, first, &t.V));
     if (!w->ref.grad.mem)
         return bsi_fail(BS_STATE, "head: tile '%s' is frozen: it has no accumulator", w->ref.info.name);
-    if (m->rows)
-        BSI_TRY(bsi_weight_addr(w, &t.w));
+    BSI_TRY(resolve(m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         bsi_kcall d = {.op = BSK_HEAD_DLOGITS,
@@ -534,9 +554,18 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
                           .n = {1, 0, t.V, C, t.n, t.V, C, C},
                           .f = {1, 1},
                           .label = "head weight gradient"};
+        bsi_kcall sum = {.op = BSK_COLSUM,
+                         .n_args = 2,
+                         .arg = {logits_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
+                         .n = {t.n, t.V},
+                         .label = "head bias gradient"};
         BSI_TRY(tile_logits(h, m, &t));
         BSI_TRY(bsi_engine_launch(h->e, &d));
         BSI_TRY(bsi_engine_launch(h->e, &gemm));
+        if (bias && bias->ref.grad.mem) {
+            sum.arg[1].at = bias->ref.grad;
+            BSI_TRY(bsi_engine_launch(h->e, &sum));
+        }
     }
     return BS_OK;
 }

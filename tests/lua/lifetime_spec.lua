@@ -154,6 +154,34 @@ describe("a step", function()
     finish(t)
   end)
 
+  it("norms rows by mean and deviation", function()
+    local t = machine.new()
+    local scope, x = step(t)
+    local y = bs.op.layernorm(x, t.norm, t.norm, 1e-5):read():table()
+    local bias = bs.op.layernorm(x * 0.0, t.norm, t.norm, 1e-5):read():table() -- all that constant rows leave
+    local v = x:read():table()
+    local mean = (v[1] + v[2] + v[3]) / 3
+    local var = ((v[1] - mean) ^ 2 + (v[2] - mean) ^ 2 + (v[3] - mean) ^ 2) / 3
+    for c = 1, 3 do
+      local want = (v[c] - mean) / math.sqrt(var + 1e-5) * bias[c] + bias[c]
+      assert.is_true(math.abs(y[c] - want) < 1e-5)
+    end
+    assert.error_matches(function() bs.op.layernorm(x, t.norm, nil, 1e-5) end, "bs.weight expected")
+    scope:close()
+    finish(t)
+  end)
+
+  it("gives a weight its rows of a larger parameter", function()
+    local m, ids = weights()
+    local e <close> = open_engine()
+    local params = bs.params.open(e)
+    local id = params:add_base("rows", 12, 1)
+    params:seal()
+    for first = 0, 9 do bs.weight.new(e, m, ids.a, ids.norm, params, id, first) end
+    assert.error_matches(function() bs.weight.new(e, m, ids.a, ids.norm, params, id, 10) end, "beyond the parameter")
+    assert.error_matches(function() bs.weight.new(e, m, ids.a, ids.norm, params, id) end, "3 elements")
+  end)
+
   it("multiplies by tensors and by numbers on either side", function()
     local e <close> = open_engine()
     local scope <close> = e:seal() or e:scope {}
