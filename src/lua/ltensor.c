@@ -311,7 +311,7 @@ static int l_layernorm(lua_State *L)
     double eps = luaL_checknumber(L, 4);
     bsl_use(L, 2);
     bsl_use(L, 3);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_layernorm(x, w, b, eps, &y);
     return finish(L, box, y, st, "bs.op.layernorm");
 }
