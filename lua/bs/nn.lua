@@ -44,9 +44,8 @@ function nn.reader(hf, family)
   end
   function r.count(key, default, null) -- a positive integer
     local v = r.get(key, default, null)
-    if math.type(v) ~= "integer" or v < 1 or v > MAX_COUNT then
-      wrong(key, v, ("an integer 1..%d"):format(MAX_COUNT))
-    end
+    if math.type(v) ~= "integer" or v < 1 then wrong(key, v, "a positive integer") end
+    if v > MAX_COUNT then wrong(key, v, "at most " .. MAX_COUNT) end
     return v
   end
   function r.number(key, default, null) -- not negative
@@ -147,10 +146,11 @@ function nn.rope_config(hf, head_dim, defaults)
     return v
   end
   local kind = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default"
-  local partial = number("partial_rotary_factor", d.partial or 1)
+  local partial = key("partial_rotary_factor", d.partial or 1)
   local theta, max_pos = number("rope_theta", d.theta or 10000.0), number("max_position_embeddings", 2048)
-  if head_dim > MAX_HEAD_DIM then wrong("head_dim", head_dim, ("an integer 1..%d"):format(MAX_HEAD_DIM)) end
-  if math.floor(head_dim * partial) % 2 ~= 0 or not (partial > 0 and partial <= 1) or head_dim * partial < 2 then
+  if head_dim > MAX_HEAD_DIM then wrong("head_dim", head_dim, "at most " .. MAX_HEAD_DIM) end
+  if type(partial) ~= "number" or math.floor(head_dim * partial) % 2 ~= 0 or not (partial > 0 and partial <= 1)
+    or head_dim * partial < 2 then
     bs.fail(1, "config.json: partial_rotary_factor %s of a head of %d; it must leave an even number of entries "
       .. "to rotate", tostring(partial), head_dim)
   end
