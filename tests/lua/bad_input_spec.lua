@@ -189,7 +189,7 @@ describe("rows", function()
   end
 
   it("that are wrong are refused with file and line", function()
-    recipe(4, { path .. ":2: input_ids[1] is 300; 0..299 is expected" }, good .. '{"input_ids": [1, 300]}\n')
+    recipe(4, { path .. ":2: input_ids[1] is 400; 0..399 is expected" }, good .. '{"input_ids": [1, 400]}\n')
     recipe(4, { path .. ":3: not JSON" }, good .. good .. "input_ids\n")
     recipe(4, { path .. ":2: no field 'input_ids'" }, good .. '{"text": "a"}\n')
     recipe(4, { path .. ":1: 'input_ids' is null" }, '{"input_ids": null}\n')
@@ -224,9 +224,9 @@ describe("rows", function()
     for t = 1, 25 do long[t] = t end
     local bad = {
       { "token 1 of micro-batch 0 is -1", { row_len = { 2 }, ids = { 1, -1 } } },
-      { "id 300 is outside the table", { row_len = { 2 }, ids = { 1, 300 }, labels = { 1, 2 } } },
+      { "id 400 is outside the table", { row_len = { 2 }, ids = { 1, 400 }, labels = { 1, 2 } } },
       { "label of token 1 of micro-batch 0 is -7", { row_len = { 2 }, ids = { 1, 2 }, labels = { 1, -7 } } },
-      { "vocabulary has 300 entries", { row_len = { 2 }, ids = { 1, 2 }, labels = { 1, 300 } } },
+      { "vocabulary has 400 entries", { row_len = { 2 }, ids = { 1, 2 }, labels = { 1, 400 } } },
       { "row 0 of micro-batch 0 has 25 tokens; it holds 1..24", { row_len = { 25 }, ids = long } },
       { "no trained token", { row_len = { 2 }, ids = { 1, 2 }, labels = { -100, -100 } } },
       { "'ids' has 2 entries, 3 expected", { row_len = { 3 }, ids = { 1, 2 } } },
