@@ -421,6 +421,15 @@ static int l_accumulate(lua_State *L)
     return 0;
 }
 
+/* activation(x): x as ops take it */
+static int l_activation(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bsl_box *box = bsl_newtensor(L);
+    bs_status st = bs_op_activation(x, &y);
+    return finish(L, box, y, st, "bs.op.activation");
+}
+
 /* from_array(engine, array) */
 static int l_from_array(lua_State *L)
 {
@@ -441,14 +450,23 @@ static const luaL_Reg tensor_methods[] = {
     {"grad", l_grad},   {"read", l_read},         {"want_grad", l_want_grad}, {NULL, NULL}};
 static const luaL_Reg tensor_meta[] = {
     {"__add", l_add}, {"__mul", l_times}, {"__tostring", l_tostring}, {NULL, NULL}};
-static const luaL_Reg ops[] = {{"accumulate", l_accumulate}, {"act", l_act},
-                               {"add", l_add},               {"attention", l_attention},
-                               {"columns", l_columns},       {"from_array", l_from_array},
-                               {"glu", l_glu},               {"labelled", l_labelled},
-                               {"linear", l_linear},         {"mul", l_mul},
-                               {"rmsnorm", l_rmsnorm},       {"rope", l_rope},
-                               {"row_scale", l_row_scale},   {"scale", l_scale},
-                               {"softmax", l_softmax},       {"view", l_view},
+static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
+                               {"act", l_act},
+                               {"activation", l_activation},
+                               {"add", l_add},
+                               {"attention", l_attention},
+                               {"columns", l_columns},
+                               {"from_array", l_from_array},
+                               {"glu", l_glu},
+                               {"labelled", l_labelled},
+                               {"linear", l_linear},
+                               {"mul", l_mul},
+                               {"rmsnorm", l_rmsnorm},
+                               {"rope", l_rope},
+                               {"row_scale", l_row_scale},
+                               {"scale", l_scale},
+                               {"softmax", l_softmax},
+                               {"view", l_view},
                                {NULL, NULL}};
 
 static void add_module(lua_State *L, const char *name, lua_CFunction make)

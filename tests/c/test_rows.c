@@ -266,7 +266,7 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gather), cmocka_unit_test(test_bad_ids),
-                                       cmocka_unit_test(test_grad),
+                                       cmocka_unit_test(test_grad), cmocka_unit_test(test_no_memory),
                                        cmocka_unit_test(test_changed_file)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
