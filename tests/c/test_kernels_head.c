@@ -238,11 +238,53 @@ static void test_threads(void **state)
     array_free(logits, ROWS * WIDE);
 }
 
+/* P beside the logits has the bits of P in their place, and leaves them alone. */
+static void test_apart(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, WIDE = 301 };
+    float *logits = array(ROWS * WIDE, 9), *kept = array_copy(logits, ROWS * WIDE);
+    float *place = array(ROWS * WIDE, 0), *apart = array_of(ROWS * WIDE, NAN);
+    int32_t label[ROWS] = {0, 7, 300, 301, 150}; /* one is in another tile */
+    for (int cap = 0; cap < 2; cap++) {
+        float m[2][ROWS], s[2][ROWS], ly[2][ROWS], factor[2][ROWS];
+        memcpy(place, kept, ROWS * WIDE * sizeof *place);
+        for (int k = 0; k < 2; k++) {
+            for (int t = 0; t < ROWS; t++) {
+                m[k][t] = -INFINITY;
+                s[k][t] = 0;
+                ly[k][t] = 3;
+            }
+            launch(BSK_HEAD_TILE,
+                   (bsk_call){.p = {k ? logits : place, label, m[k], s[k], ly[k], factor[k],
+                                    k ? apart : place},
+                              .n = {ROWS, WIDE, 0, cap},
+                              .f = {8}},
+                   pars[k]);
+        }
+        same_bits("P of the softmax", apart, place, ROWS * WIDE);
+        same_bits("sums", s[1], s[0], ROWS);
+        memcpy(place, kept, ROWS * WIDE * sizeof *place);
+        for (int k = 0; k < 2; k++)
+            launch(BSK_HEAD_DLOGITS,
+                   (bsk_call){.p = {k ? logits : place, label, m[0], s[0], ly[0], k ? apart : place},
+                              .n = {ROWS, WIDE, 0, cap},
+                              .f = {0.25, 8}},
+                   pars[k]);
+        same_bits("gradient of the logits", apart, place, ROWS * WIDE);
+        same_bits("logits", logits, kept, ROWS * WIDE);
+    }
+    array_free(logits, ROWS * WIDE);
+    array_free(kept, ROWS * WIDE);
+    array_free(place, ROWS * WIDE);
+    array_free(apart, ROWS * WIDE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tilings),    cmocka_unit_test(test_learned),
-        cmocka_unit_test(test_only_label), cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_only_label), cmocka_unit_test(test_apart), cmocka_unit_test(test_nan),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
