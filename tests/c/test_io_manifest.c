@@ -352,9 +352,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout), cmocka_unit_test(test_compute),   cmocka_unit_test(test_buffered),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_json),     cmocka_unit_test(test_json_damage),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_layout),      cmocka_unit_test(test_compute),
+        cmocka_unit_test(test_buffered),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_digest),      cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_damage), cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

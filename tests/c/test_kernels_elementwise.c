@@ -181,9 +181,11 @@ static void test_expand_rounds(void **state)
         int dtype = dtypes[k / 3];
         const void *src = dtype == BS_DTYPE_F32 ? (void *)single : half;
         got[N] = 0x1234;
-        launch(BSK_EXPAND,
-               (bsk_call){.p = {(void *)(uintptr_t)src, got}, .n = {dtype, N}, .f = {0.7}, .out = BS_DTYPE_BF16},
-               pars[k % 3]);
+        launch(
+            BSK_EXPAND,
+            (bsk_call){
+                .p = {(void *)(uintptr_t)src, got}, .n = {dtype, N}, .f = {0.7}, .out = BS_DTYPE_BF16},
+            pars[k % 3]);
         for (int i = 0; i < N; i++) {
             float v = dtype == BS_DTYPE_F32    ? single[i]
                       : dtype == BS_DTYPE_BF16 ? bsi_bf16_to_f32(half[i])
@@ -198,9 +200,9 @@ static void test_expand_rounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_act),        cmocka_unit_test(test_act_ends), cmocka_unit_test(test_glu),
-        cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_expand),
-        cmocka_unit_test(test_expand_rounds),
+        cmocka_unit_test(test_act),    cmocka_unit_test(test_act_ends),
+        cmocka_unit_test(test_glu),    cmocka_unit_test(test_arithmetic),
+        cmocka_unit_test(test_expand), cmocka_unit_test(test_expand_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

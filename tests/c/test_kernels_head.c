@@ -284,8 +284,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tilings),    cmocka_unit_test(test_learned),
-        cmocka_unit_test(test_only_label), cmocka_unit_test(test_apart), cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_only_label), cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_nan),        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,7 +43,8 @@ typedef struct box {
     int64_t n[MICROS];
 } box;
 
-static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_home home, const bs_io_cfg *io)
+static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_home home,
+                        const bs_io_cfg *io)
 {
     const bs_store_key key = {"h.0", COLS, type, BS_KEEP_DEVICE};
     size_t store, rows, host, acc = ROWS * COLS * sizeof(float);
@@ -303,8 +304,9 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gather), cmocka_unit_test(test_bad_ids),
-                                       cmocka_unit_test(test_grad), cmocka_unit_test(test_bf16_key), cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_changed_file)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gather),    cmocka_unit_test(test_bad_ids),
+        cmocka_unit_test(test_grad),      cmocka_unit_test(test_bf16_key),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_changed_file)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

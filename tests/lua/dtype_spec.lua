@@ -99,7 +99,8 @@ describe("dtype=", function()
   end)
 
   it("is an option of engines, and devices say whether they can", function()
-    local cpu <close>, meta <close> = bs.device.open("cpu", { threads = 1 }), bs.device.open("meta", {})
+    local cpu <close> = bs.device.open("cpu", { threads = 1 })
+    local meta <close> = bs.device.open("meta", {})
     assert.is_false(cpu:props().bf16)
     assert.is_true(meta:props().bf16)
     assert.error_matches(function() bs.engine.open { device = cpu, compute = "bf16" } end,
