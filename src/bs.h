@@ -375,6 +375,7 @@ BS_API BS_NODISCARD bs_status bs_batch_set(bs_batch *b, int micro, const bs_micr
 /* Number of micro-batches that the coming step uses (<= micros). */
 BS_API BS_NODISCARD bs_status bs_batch_begin(bs_batch *b, int micros);
 BS_API int64_t bs_batch_tokens(const bs_batch *b, int micro);
+BS_API int64_t bs_batch_longest(const bs_batch *b, int micro);  /* tokens of its longest row */
 BS_API int64_t bs_batch_labelled(const bs_batch *b, int micro); /* trained positions */
 
 /* ---- boundaries: tensors that outlive a (visit, micro-batch) ---------------------------------------- */
@@ -532,6 +533,10 @@ BS_API BS_NODISCARD bs_status bs_op_linear(bs_tensor *x, bs_linear *w, bs_tensor
    heads, each normalised alone. Zhang & Sennrich 2019. */
 BS_API BS_NODISCARD bs_status bs_op_rmsnorm(bs_tensor *x, bs_weight *w, double eps, bool one_plus,
                                             bs_tensor **out);
+/* y = (x - mean(x)) / sqrt(var(x) + eps) * w + b, over the last `channels(w)` entries, as above. w and b
+   are of one block. Ba et al. 2016. */
+BS_API BS_NODISCARD bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps,
+                                              bs_tensor **out);
 typedef enum bs_rope_style { BS_ROPE_HALF, BS_ROPE_INTERLEAVED } bs_rope_style;
 /* Rotates the first 2*n_freq entries of each head of x [T, heads*head_dim] by position * inv_freq
    (Su et al. 2021); cos and sin are multiplied by `scaling`. inv_freq: host array f32 [n_freq]. */
@@ -589,15 +594,19 @@ BS_API BS_NODISCARD bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head
 BS_API BS_NODISCARD bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count);
 /* Hand in the normed rows of a micro-batch: labelled rows (TRAIN, LOSS) or all rows (LOGITS). */
 BS_API BS_NODISCARD bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x);
-/* Consume one tile [rows, channels], vocabulary entries first.. (its block's visit is current). */
-BS_API BS_NODISCARD bs_status bs_head_tile(bs_head *h, int micro, bs_weight *tile, int64_t first);
+/* Consume one tile [rows, channels], vocabulary entries first.. (its block's visit is current). bias:
+   [rows], added to the logits, of the same block; or NULL. */
+BS_API BS_NODISCARD bs_status bs_head_tile(bs_head *h, int micro, bs_weight *tile, bs_weight *bias,
+                                           int64_t first);
 /* After the last tile: sum of losses (waits for nothing; bs_head_loss reads it) and, in TRAIN, dX as a
    tensor of the current scope, already divided by count. */
 BS_API BS_NODISCARD bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx);
 /* Mean loss of the pass (waits). */
 BS_API BS_NODISCARD bs_status bs_head_loss(bs_head *h, double *out);
-/* Second visit of a tile when the head is trainable: dW of the tile into its accumulator. */
-BS_API BS_NODISCARD bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *tile, int64_t first);
+/* Second visit of a tile when the head is trainable: dW of the tile and db of the bias that it was
+   consumed with into their accumulators; the bias may be frozen. */
+BS_API BS_NODISCARD bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *tile, bs_weight *bias,
+                                                int64_t first);
 /* LOGITS: [rows, vocab] of a micro-batch on the host (waits). */
 BS_API BS_NODISCARD bs_status bs_head_logits(bs_head *h, int micro, bs_array **out);
 

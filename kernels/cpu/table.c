@@ -82,6 +82,16 @@ static void rmsnorm_bwd(const bsk_call *c)
     bsk_rmsnorm_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), N(0), N(1), N(2) != 0, N(3) != 0);
 }
 
+static void layernorm(const bsk_call *c)
+{
+    bsk_layernorm_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), N(1), F(0));
+}
+
+static void layernorm_bwd(const bsk_call *c)
+{
+    bsk_layernorm_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), P(6), N(0), N(1), N(2) != 0);
+}
+
 static void rope(const bsk_call *c)
 {
     bsk_rope_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(2), N(3), (int)N(4), N(5) != 0, F(0));
@@ -255,6 +265,8 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_COLSUM] = {"colsum", colsum},
     [BSK_RMSNORM] = {"rmsnorm", rmsnorm},
     [BSK_RMSNORM_BWD] = {"rmsnorm_bwd", rmsnorm_bwd},
+    [BSK_LAYERNORM] = {"layernorm", layernorm},
+    [BSK_LAYERNORM_BWD] = {"layernorm_bwd", layernorm_bwd},
     [BSK_ROPE] = {"rope", rope},
     [BSK_ATTENTION] = {"attention", attention},
     [BSK_ATTENTION_BWD] = {"attention_bwd", attention_bwd},

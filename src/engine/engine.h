@@ -88,6 +88,7 @@ static inline bs_place bsi_place(bsi_addr a, bs_dtype t, int64_t rows, int64_t c
 /* What a batch keeps per micro-batch: host copies, and device arrays of fixed capacity. */
 typedef struct bsi_micro {
     int64_t tokens, rows, labelled;
+    int64_t longest;   /* tokens of its longest row */
     int64_t *ids;      /* host [tokens] */
     int64_t *target;   /* host [labelled] token ids */
     int32_t *position; /* host [labelled] token index of each trained position */

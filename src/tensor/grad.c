@@ -41,6 +41,30 @@ static bs_status rmsnorm_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     return bsi_grad_close(s, node->in[0], dx);
 }
 
+static bs_status layernorm_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
+{
+    const bs_weight *w = node->ref, *b = node->bias;
+    const int64_t T = node->n[0], C = node->n[1];
+    bsi_value *dx;
+    bsi_addr wa;
+    bool add;
+    BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
+    BSI_TRY(bsi_grad_open_add(s, node->in[0], &dx, &add));
+    bsi_kcall c = {
+        .op = BSK_LAYERNORM_BWD, .n_args = 7, .n = {T, C, add}, .label = "layernorm backward"};
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, T * C);
+    c.arg[1] = bsi_act_read(s->e, wa, C);
+    c.arg[2] = bsi_read_f32(node->saved[1]->at, 2 * T);
+    c.arg[3] = bsi_act_read(s->e, dy->at, T * C);
+    c.arg[4] = add ? bsi_act_update(s->e, dx->at, T * C) : bsi_act_write(s->e, dx->at, T * C);
+    if (w->ref.grad.mem)
+        c.arg[5] = bsi_update_f32(w->ref.grad, C);
+    if (b->ref.grad.mem)
+        c.arg[6] = bsi_update_f32(b->ref.grad, C);
+    BSI_TRY(bsi_op_launch(s->e, &c));
+    return bsi_grad_close(s, node->in[0], dx);
+}
+
 static bs_status rope_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     bsi_value *dx;
@@ -214,6 +238,7 @@ static bs_status labelled_rule(bsi_space *s, const bsi_node *node, bsi_value *dy
 const bsi_rule bsi_rules[BSI_OP_COUNT] = {
     [BSI_OP_LINEAR] = bsi_linear_backward,
     [BSI_OP_RMSNORM] = rmsnorm_rule,
+    [BSI_OP_LAYERNORM] = layernorm_rule,
     [BSI_OP_ROPE] = rope_rule,
     [BSI_OP_ATTENTION] = attention_rule,
     [BSI_OP_GLU] = glu_rule,

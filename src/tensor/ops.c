@@ -49,55 +49,94 @@ static bs_status finish(bs_status st, bsi_op op, bs_tensor *y, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- rmsnorm
- * --------------------------------------------------------------------------------------------- */
+/* ---- norms
+ * ----------------------------------------------------------------------------------------------- */
+
+/* The weight is as long as the last dim or divides it: the heads of a row are normalised one by one. */
+static bs_status norm_begin(bsi_op op, bs_tensor *x, const bs_weight *w, double eps, bsi_space **out)
+{
+    char text[BSI_SHAPE_TEXT];
+    const char *name = bsi_op_name(op);
+    BSI_TRY(bsi_op_begin(op, 1, &x, out));
+    if (x->ndim < 2 || x->dim[x->ndim - 1] % w->ref.count != 0 || bsi_tensor_row(x) < 1)
+        return bsi_fail(BS_SHAPE,
+                        "%s: x %s with weight '%s' [%lld]; the last dim must be a multiple of it", name,
+                        bsi_shape_text(x, text), w->ref.info.name, (long long)w->ref.count);
+    if (!(eps >= 0.0) || w->e != (*out)->e)
+        return bsi_fail(BS_ARG, "%s: eps %g, weight '%s' %s", name, eps, w->ref.info.name,
+                        w->e == (*out)->e ? "of this engine" : "of another engine");
+    bsi_hash_text(*out, w->ref.info.name);
+    bsi_hash_number(*out, eps);
+    return BS_OK;
+}
+
+/* One launch of a norm: arg[2] or arg[3] is y, the last operand its statistics, `each` numbers a head.
+   They are kept where a gradient is wanted. */
+static bs_status norm_run(bsi_space *s, bsi_op op, bs_tensor *x, const bs_weight *w, const bs_weight *b,
+                          bsi_kcall *c, int64_t each, bs_tensor **out)
+{
+    bs_tensor *y;
+    bsi_value *stats;
+    bsi_node *node;
+    int n = c->n_args;
+    int64_t T = c->n[0], C = c->n[1];
+    BSI_TRY(like(s, x, x, &y));
+    bool trainable = w->ref.grad.mem || (b && b->ref.grad.mem);
+    bs_status st = bsi_value_new(s, BS_DTYPE_F32, x->dim[0], x->capacity,
+                                 bsi_tensor_row(x) / C * each, &stats);
+    if (st != BS_OK)
+        return finish(st, op, y, out);
+    c->arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    c->arg[n - 2] = bsi_act_write(s->e, y->value->at, T * C);
+    c->arg[n - 1] = bsi_write_f32(stats->at, T * each);
+    c->label = bsi_op_name(op);
+    st = bsi_op_launch(s->e, c);
+    if (!bsi_tape_wants(s, 1, &x, trainable)) {
+        bsi_value_free(s, stats);
+    } else if (st == BS_OK && (st = bsi_node_new(s, op, 1, &x, y->value, &node)) == BS_OK) {
+        node->ref = w;
+        node->bias = b;
+        for (int i = 0; i < 3; i++)
+            node->n[i] = c->n[i];
+        bsi_node_save(node, x->value);
+        bsi_node_save(node, stats);
+    }
+    return finish(st, op, y, out);
+}
 
 bs_status bs_op_rmsnorm(bs_tensor *x, bs_weight *w, double eps, bool one_plus, bs_tensor **out)
 {
     bsi_space *s;
-    bs_tensor *y;
-    bsi_value *rstd;
-    bsi_node *node;
     bsi_addr wa;
-    char text[BSI_SHAPE_TEXT];
-    BSI_TRY(bsi_op_begin(BSI_OP_RMSNORM, 1, &x, &s));
-    int64_t C = w->ref.count, row = bsi_tensor_row(x);
-    if (x->ndim < 2 || x->dim[x->ndim - 1] % C != 0 || row < 1)
-        return bsi_fail(BS_SHAPE,
-                        "rmsnorm: x %s with weight '%s' [%lld]; the last dim must be a multiple of it",
-                        bsi_shape_text(x, text), w->ref.info.name, (long long)C);
-    if (!(eps >= 0.0) || w->e != s->e)
-        return bsi_fail(BS_ARG, "rmsnorm: eps %g, weight '%s' %s", eps, w->ref.info.name,
-                        w->e == s->e ? "of this engine" : "of another engine");
-    bsi_hash_text(s, w->ref.info.name);
+    int64_t C = w->ref.count;
+    BSI_TRY(norm_begin(BSI_OP_RMSNORM, x, w, eps, &s));
     bsi_hash_ints(s, 3, (int64_t[]){w->ref.block, C, one_plus});
-    bsi_hash_number(s, eps);
-    int64_t heads = row / C, T = x->dim[0] * heads;
-    BSI_TRY(like(s, x, x, &y));
-    bool wants = bsi_tape_wants(s, 1, &x, w->ref.grad.mem != NULL);
-    bs_status st = bsi_value_new(s, BS_DTYPE_F32, x->dim[0], x->capacity, heads, &rstd);
-    if (st == BS_OK)
-        st = bsi_wref_addr(s->e, &w->ref, &wa);
-    if (st != BS_OK)
-        return finish(st, BSI_OP_RMSNORM, y, out);
-    bsi_kcall c = {
-        .op = BSK_RMSNORM, .n_args = 4, .n = {T, C, one_plus}, .f = {eps}, .label = "rmsnorm"};
-    c.arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
+    bsi_kcall c = {.op = BSK_RMSNORM, .n_args = 4, .n = {x->value->count / C, C, one_plus}, .f = {eps}};
     c.arg[1] = bsi_act_read(s->e, wa, C);
-    c.arg[2] = bsi_act_write(s->e, y->value->at, T * C);
-    c.arg[3] = bsi_write_f32(rstd->at, T);
-    st = bsi_op_launch(s->e, &c);
-    if (!wants)
-        bsi_value_free(s, rstd);
-    else if (st == BS_OK && (st = bsi_node_new(s, BSI_OP_RMSNORM, 1, &x, y->value, &node)) == BS_OK) {
-        node->ref = w;
-        node->n[0] = T;
-        node->n[1] = C;
-        node->n[2] = one_plus;
-        bsi_node_save(node, x->value);
-        bsi_node_save(node, rstd);
-    }
-    return finish(st, BSI_OP_RMSNORM, y, out);
+    return norm_run(s, BSI_OP_RMSNORM, x, w, NULL, &c, 1, out);
+}
+
+bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps, bs_tensor **out)
+{
+    bsi_space *s;
+    bsi_addr wa, ba;
+    int64_t C = w->ref.count;
+    BSI_TRY(norm_begin(BSI_OP_LAYERNORM, x, w, eps, &s));
+    if (b->e != s->e || b->ref.block != w->ref.block || b->ref.count != C)
+        return bsi_fail(BS_SHAPE,
+                        "layernorm: bias '%s' [%lld] of block %d with weight '%s' [%lld] of block %d; as "
+                        "many elements of the same block are expected",
+                        b->ref.info.name, (long long)b->ref.count, b->ref.block, w->ref.info.name,
+                        (long long)C, w->ref.block);
+    bsi_hash_text(s, b->ref.info.name);
+    bsi_hash_ints(s, 2, (int64_t[]){w->ref.block, C});
+    BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
+    BSI_TRY(bsi_wref_addr(s->e, &b->ref, &ba));
+    bsi_kcall c = {.op = BSK_LAYERNORM, .n_args = 5, .n = {x->value->count / C, C}, .f = {eps}};
+    c.arg[1] = bsi_act_read(s->e, wa, C);
+    c.arg[2] = bsi_act_read(s->e, ba, C);
+    return norm_run(s, BSI_OP_LAYERNORM, x, w, b, &c, 2, out);
 }
 
 /* ---- elementwise

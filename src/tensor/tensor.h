@@ -25,6 +25,7 @@
 typedef enum bsi_op {
     BSI_OP_LINEAR,
     BSI_OP_RMSNORM,
+    BSI_OP_LAYERNORM,
     BSI_OP_ROPE,
     BSI_OP_ATTENTION,
     BSI_OP_GLU,
@@ -89,6 +90,7 @@ typedef struct bsi_node {
     bsi_value *out, *in[BSI_MAX_IN];
     bsi_value *saved[BSI_MAX_SAVED]; /* what backward reads, and no more */
     const void *ref;                 /* bs_linear, bs_weight or bs_rope */
+    const bs_weight *bias;           /* of a layernorm */
     int64_t n[BSI_NODE_DIMS];
     double f[BSI_NODE_SCALARS];
 } bsi_node;

@@ -15,7 +15,8 @@
 ** ly, loss [capacity]; shared by all: lowest [capacity] (-inf, where m starts), logits and P
 ** [chunk, tile_rows], factor [chunk] and one f64 sum per micro-batch. X, P and dX have the engine's
 ** dtype, the rest is f32. Where the engine computes in f32, P is written over the logits and dX over
-** acc, which nothing needs after finish. X, m, s, ly stay for tile_grad.
+** acc, which nothing needs after finish; elsewhere there is also a place for the tile's bias in f32. X,
+** m, s, ly stay for tile_grad.
 */
 #include "tensor/tensor.h"
 
@@ -45,14 +46,15 @@ struct bs_head {
     bsi_addr lowest;       /* [capacity] f32 */
     bsi_addr logits, p;    /* [chunk, tile_rows], f32 and of the engine's dtype */
     bsi_addr factor, sums; /* [chunk] f32, [micros] f64 */
+    bsi_addr bias;         /* [tile_rows] f32; mem NULL: read where it is */
     double *host_sums;
     float *host_tile; /* [chunk, tile_rows], when logits are wanted */
 };
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-typedef struct head_sizes { /* x, dx, p: in the engine's dtype; dx, p 0: over acc and logits */
-    size_t x, dx, sum, vector, logits, p, factor, sums, total;
+typedef struct head_sizes { /* x, dx, p: in the engine's dtype; dx, p, bias 0: not apart */
+    size_t x, dx, sum, vector, logits, p, bias, factor, sums, total;
 } head_sizes;
 
 static int64_t chunk_rows(const bs_batch_cfg *b)
@@ -80,14 +82,16 @@ static bool measure_parts(const bs_batch_cfg *b, const bs_head_cfg *c, bs_dtype 
         !padded(b->tokens, c->channels, sizeof(float), &z->sum) ||
         !padded(b->tokens, 1, sizeof(float), &z->vector) ||
         !padded(chunk, entries, sizeof(float), &z->logits) || !padded(chunk, entries, item, &z->p) ||
-        !padded(chunk, 1, sizeof(float), &z->factor) ||
+        !padded(1, entries, sizeof(float), &z->bias) || !padded(chunk, 1, sizeof(float), &z->factor) ||
         !padded(b->micros, 1, sizeof(double), &z->sums) || z->sum > SIZE_MAX / 8)
         return false;
     z->dx = apart ? z->x : 0;
     z->p = apart ? z->p : 0;
+    z->bias = apart ? z->bias : 0;
     return bsi_mul_size(z->x + z->dx + 2 * z->sum + VECTORS * z->vector, (size_t)b->micros, &each) &&
            bsi_add_size(each, z->vector + z->factor + z->sums, &all) &&
-           bsi_add_size(all, z->logits, &all) && bsi_add_size(all, z->p, &z->total);
+           bsi_add_size(all, z->logits, &all) && bsi_add_size(all, z->bias, &all) &&
+           bsi_add_size(all, z->p, &z->total);
 }
 
 static bs_status measure(const bs_batch_cfg *b, const bs_head_cfg *c, bs_dtype t, head_sizes *z)
@@ -159,6 +163,7 @@ static bs_status open_parts(bs_head *h, const head_sizes *z)
     h->lowest = cut(&at, z->vector);
     h->logits = cut(&at, z->logits);
     h->p = z->p ? cut(&at, z->p) : h->logits;
+    h->bias = z->bias ? cut(&at, z->bias) : (bsi_addr){0};
     h->factor = cut(&at, z->factor);
     h->sums = cut(&at, z->sums);
     if (h->cfg.logits && !(h->host_tile = bsi_alloc(BS_TAG_STAGING, z->logits)))
@@ -313,6 +318,7 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
 
 typedef struct tile { /* one chunk of rows against one tile of the vocabulary */
     bsi_addr w;       /* [V, channels] */
+    bsi_addr bias;    /* [V] f32; mem NULL: none */
     int64_t V, first; /* entries of the vocabulary */
     int64_t row, n;   /* rows [row, row + n) of X */
 } tile;
@@ -358,7 +364,7 @@ static bsi_arg label_arg(const bs_head *h, int micro, const tile *t) /* i32, as 
     return vec(t, h->batch->micro[micro].label_id, BSI_READ);
 }
 
-/* logits[n, V] = X W^T */
+/* logits[n, V] = X W^T + bias */
 static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
 {
     int64_t C = h->cfg.channels;
@@ -368,7 +374,13 @@ static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
                    .n = {0, 1, t->n, t->V, C, C, C, t->V},
                    .f = {1, 0},
                    .label = "head logits"};
-    return bsi_op_launch(h->e, &c);
+    bsi_kcall bias = {.op = BSK_BIAS,
+                      .n_args = 2,
+                      .arg = {logits_arg(h, t, BSI_READWRITE), bsi_read_f32(t->bias, t->V)},
+                      .n = {t->n, t->V},
+                      .label = "head bias"};
+    BSI_TRY(bsi_op_launch(h->e, &c));
+    return t->bias.mem ? bsi_engine_launch(h->e, &bias) : BS_OK;
 }
 
 static bs_status tile_softmax(bs_head *h, int micro, const head_micro *m, const tile *t)
@@ -437,8 +449,8 @@ static bs_status tile_read(bs_head *h, const head_micro *m, const tile *t)
     return BS_OK;
 }
 
-static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, int64_t first,
-                            int64_t *rows)
+static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, const bs_weight *bias,
+                            int64_t first, int64_t *rows)
 {
     const bs_tensor_info *i = &w->ref.info;
     *rows = i->ndim == 2 ? i->dim[0] : 0;
@@ -451,21 +463,49 @@ static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, int
         return bsi_fail(
             BS_ARG, "head: tile of entries %lld..%lld for micro-batch %d; the vocabulary has %lld",
             (long long)first, (long long)(first + *rows - 1), micro, (long long)h->cfg.vocab);
+    if (bias && (bias->ref.count != *rows || bias->ref.block != w->ref.block))
+        return bsi_fail(BS_SHAPE,
+                        "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
+                        "the tile's block are expected",
+                        bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name,
+                        w->ref.block, (long long)*rows);
     return BS_OK;
 }
 
-bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, int64_t first)
+/* Where the tile's weights are in the current visit; nothing is asked for an empty micro-batch. */
+static bs_status resolve(bs_head *h, const head_micro *m, const bs_weight *w, const bs_weight *bias,
+                         tile *t)
+{
+    if (!m->rows)
+        return BS_OK;
+    BSI_TRY(bsi_weight_addr(w, &t->w));
+    if (!bias)
+        return BS_OK;
+    BSI_TRY(bsi_weight_addr(bias, &t->bias));
+    if (!h->bias.mem)
+        return BS_OK;
+    /* It is added to logits, which are f32. */
+    bsi_expand x = {.from = t->bias,
+                    .to = h->bias,
+                    .stored = h->e->dtype,
+                    .out = BS_DTYPE_F32,
+                    .n = t->V,
+                    .scale = 1.0};
+    t->bias = h->bias;
+    return bsi_expand_launch(h->e, &x, "head bias");
+}
+
+bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int64_t first)
 {
     head_micro *m = NULL;
     tile t = {.first = first};
     BSI_TRY(find_put(h, micro, &m));
-    BSI_TRY(check_tile(h, micro, w, first, &t.V));
+    BSI_TRY(check_tile(h, micro, w, bias, first, &t.V));
     if (first != m->next)
         return bsi_fail(BS_STATE,
                         "head: a tile starts at entry %lld, entry %lld of micro-batch %d is next",
                         (long long)first, (long long)m->next, micro);
-    if (m->rows)
-        BSI_TRY(bsi_weight_addr(w, &t.w));
+    BSI_TRY(resolve(h, m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         BSI_TRY(tile_logits(h, m, &t));
@@ -532,7 +572,7 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
     return bs_tensor_at(h->e, &at, dx);
 }
 
-bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
+bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int64_t first)
 {
     head_micro *m = NULL;
     tile t = {.first = first};
@@ -540,11 +580,10 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
     BSI_TRY(find_complete(h, micro, &m));
     if (h->mode != BS_HEAD_TRAIN)
         return bsi_fail(BS_STATE, "head: gradients of a tile are asked in a pass that does not train");
-    BSI_TRY(check_tile(h, micro, w, first, &t.V));
+    BSI_TRY(check_tile(h, micro, w, bias, first, &t.V));
     if (!w->ref.grad.mem)
         return bsi_fail(BS_STATE, "head: tile '%s' is frozen: it has no accumulator", w->ref.info.name);
-    if (m->rows)
-        BSI_TRY(bsi_weight_addr(w, &t.w));
+    BSI_TRY(resolve(h, m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         bsi_kcall d = {.op = BSK_HEAD_DLOGITS,
@@ -563,9 +602,18 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, int64_t first)
                           .n = {1, 0, t.V, C, t.n, t.V, C, C},
                           .f = {1, 1},
                           .label = "head weight gradient"};
+        bsi_kcall columns = {.op = BSK_COLSUM,
+                             .n_args = 2,
+                             .arg = {p_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
+                             .n = {t.n, t.V},
+                             .label = "head bias gradient"};
         BSI_TRY(tile_logits(h, m, &t));
         BSI_TRY(bsi_op_launch(h->e, &d));
         BSI_TRY(bsi_op_launch(h->e, &gemm));
+        if (bias && bias->ref.grad.mem) {
+            columns.arg[1].at = bias->ref.grad;
+            BSI_TRY(bsi_op_launch(h->e, &columns));
+        }
     }
     return BS_OK;
 }

@@ -21,7 +21,7 @@ local function folder(family, kind)
 end
 
 local function open(settings)
-  settings.device = settings.device or "meta"
+  settings.device, settings.dry = settings.device or "meta", true
   settings.micro_tokens, settings.micros = 24, 2
   settings.lora = settings.lora or { r = 4, alpha = 8, dropout = 0.1 }
   return job.new(settings)
@@ -94,7 +94,7 @@ describe("dtype=", function()
     local model = folder(qwen3, "bf16")
     refused({ model = model, dtype = "bf16", device = "cpu" }, "dtype=bf16: device cpu computes in f32")
     refused({ model = model, dtype = "bf16", device = "check:cpu" }, "device check:cpu computes in f32")
-    refused({ model = model, dtype = "f16" }, "dtype=f16; f32, bf16 or auto is expected")
+    refused({ model = model, dtype = "f16" }, "dtype=f16; f32, bf16, auto is expected")
     refused({ model = model, device = "abacus" }, "device=abacus: .*no device is called 'abacus'")
   end)
 
