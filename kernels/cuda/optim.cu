@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) sum_parts_kernel(const dou
 template <bool SQUARES> static cudaError_t sum(bsk_cuda *x, const bsk_call *c)
 {
     int64_t n = c->n[0], span = (int64_t)SUM_THREADS * VEC, blocks = (n + span - 1) / span;
-    blocks = blocks < SUM_BLOCKS ? blocks : SUM_BLOCKS;
+    blocks = blocks < (int64_t)SUM_BLOCKS ? blocks : (int64_t)SUM_BLOCKS;
     if (blocks > 0)
         sum_kernel<SQUARES><<<(unsigned)blocks, SUM_THREADS, 0, x->stream>>>(
             (const float *)c->p[0], x->partials, n, aligned16(c->p[0]));

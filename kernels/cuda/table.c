@@ -7,19 +7,23 @@
 
 enum { HEAD_DIM = 3 }; /* n[] of both attention ops */
 
-static bool tiled(const bsk_call *c)
+/* operands: the first of p[], cu and lse among them, that must be aligned to what is copied at a time */
+static bool tiled(const bsk_call *c, int operands)
 {
-    return c->dtype == BS_DTYPE_BF16 && bsk_cuda_attention_tiled(c->n[HEAD_DIM]);
+    uintptr_t bits = 0;
+    for (int i = 0; i < operands; i++)
+        bits |= (uintptr_t)c->p[i];
+    return c->dtype == BS_DTYPE_BF16 && bits % 16 == 0 && bsk_cuda_attention_tiled(c->n[HEAD_DIM]);
 }
 
 cudaError_t bsk_cuda_attention(bsk_cuda *x, const bsk_call *c)
 {
-    return tiled(c) ? bsk_cuda_attention_mma(x, c) : bsk_cuda_attention_plain(x, c);
+    return tiled(c, 6) ? bsk_cuda_attention_mma(x, c) : bsk_cuda_attention_plain(x, c);
 }
 
 cudaError_t bsk_cuda_attention_bwd(bsk_cuda *x, const bsk_call *c)
 {
-    return tiled(c) ? bsk_cuda_attention_bwd_mma(x, c) : bsk_cuda_attention_bwd_plain(x, c);
+    return tiled(c, 11) ? bsk_cuda_attention_bwd_mma(x, c) : bsk_cuda_attention_bwd_plain(x, c);
 }
 
 const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {
