@@ -7,6 +7,7 @@
 -- The reference holds input_ids, labels, attention_mask [rows, T] and any of: hidden.<i>, logits, loss,
 -- greedy, lora.loss, lora.logits, grad.<peft name>, train.losses, fullgrad.<parameter>. Learning rate and
 -- the other numbers of the training losses come from reference.json beside it.
+-- Entries vl.* (images) are not checked; a note says so.
 local bs = require "bs"
 local args = require "bs.args"
 local job = require "bs.job"
