@@ -9,7 +9,10 @@
 
 #include <string.h>
 
-enum { DEVICE_ARRAYS = 5 }; /* pos, row_id, dev_ids, label_at, label_id */
+enum {
+    DEVICE_ARRAYS = 5, /* pos, row_id, dev_ids, label_at, label_id */
+    NO_LOSS = -100     /* a label that trains nothing */
+};
 
 static bs_status open_micro(bs_batch *b, bsi_micro *m)
 {
@@ -105,6 +108,12 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
             if (id < 0 || id > INT32_MAX) {
                 st = bsi_fail(BS_ARG, "batch: token %lld of micro-batch %d is %lld, not a token id",
                               (long long)(at + t), micro, (long long)id);
+                goto done;
+            }
+            if (d->labels && d->labels[at + t] < 0 && d->labels[at + t] != NO_LOSS) {
+                st = bsi_fail(BS_ARG, "batch: the label of token %lld of micro-batch %d is %lld; -100 or a "
+                              "token id is expected",
+                              (long long)(at + t), micro, (long long)d->labels[at + t]);
                 goto done;
             }
             pos[at + t] = (int32_t)t;

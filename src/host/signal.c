@@ -12,6 +12,7 @@
 #include "host/host.h"
 
 #include "bs.h"
+#include "lua/bsl.h"
 
 #include <lauxlib.h>
 #include <pthread.h>
@@ -59,17 +60,15 @@ static void on_signal(int sig)
 
 static int traceback(lua_State *L)
 {
-    const char *msg = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : NULL;
-    if (!msg && lua_istable(L, 1) && lua_getfield(L, 1, "bs_exit") != LUA_TNIL) {
+    if (lua_type(L, 1) == LUA_TSTRING)
+        return bsl_traceback(L);
+    if (lua_istable(L, 1) && lua_getfield(L, 1, "bs_exit") != LUA_TNIL) {
         lua_settop(L, 1);
         return 1;
     }
-    if (!msg) {
-        if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING)
-            return 1;
-        msg = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
-    }
-    luaL_traceback(L, L, msg, 1);
+    if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING)
+        return 1;
+    luaL_traceback(L, L, lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1)), 1);
     return 1;
 }
 

@@ -70,6 +70,9 @@ bsl_box *bsl_newarray(lua_State *L);
 void bsl_try(lua_State *L, bs_status st, const char *what);
 /* The same text pushed instead of raised. */
 void bsl_pusherror(lua_State *L, bs_status st, const char *what);
+/* Message handler: adds a traceback to a text, unless it has one already or tells what the system, a
+   device or a budget refused. Other values stay as they are. */
+int bsl_traceback(lua_State *L);
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 

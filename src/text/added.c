@@ -140,14 +140,14 @@ static bs_status read_one(bs_tok *t, const cJSON *o)
     static const char where[] = "added token";
     bsi_added a = {0};
     const char *text = NULL;
-    BSI_TRY(bsi_json_only(o, where, keys));
-    BSI_TRY(bsi_json_text(o, where, "content", &text));
-    BSI_TRY(bsi_json_bool(o, where, "special", &a.special));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_text(o, where, "content", &text));
+    BSI_TRY(bsi_tokjson_bool(o, where, "special", &a.special));
     a.normalized = !a.special;
-    BSI_TRY(bsi_json_bool(o, where, "normalized", &a.normalized));
-    BSI_TRY(bsi_json_bool(o, where, "lstrip", &a.lstrip));
-    BSI_TRY(bsi_json_bool(o, where, "rstrip", &a.rstrip));
-    BSI_TRY(bsi_json_bool(o, where, "single_word", &a.single_word));
+    BSI_TRY(bsi_tokjson_bool(o, where, "normalized", &a.normalized));
+    BSI_TRY(bsi_tokjson_bool(o, where, "lstrip", &a.lstrip));
+    BSI_TRY(bsi_tokjson_bool(o, where, "rstrip", &a.rstrip));
+    BSI_TRY(bsi_tokjson_bool(o, where, "single_word", &a.single_word));
     const cJSON *id = cJSON_GetObjectItemCaseSensitive(o, "id");
     if (!text || !*text)
         return bsi_fail(BS_FORMAT, "an added token has no content");
@@ -198,7 +198,7 @@ bs_status bsi_added_read(bs_tok *t, const cJSON *list)
 {
     const cJSON *o;
     if (list && !cJSON_IsNull(list) && !cJSON_IsArray(list))
-        return bsi_fail(BS_FORMAT, "added_tokens: expected an array, found %s", bsi_json_type(list));
+        return bsi_fail(BS_FORMAT, "added_tokens: expected an array, found %s", bsi_tokjson_type(list));
     cJSON_ArrayForEach(o, list) BSI_TRY(read_one(t, o));
     BSI_TRY(finish(&t->raw));
     BSI_TRY(finish(&t->normalized));

@@ -64,18 +64,18 @@ static size_t joint_bit(uint32_t x, uint32_t y)
 }
 
 /* "a b" or ["a", "b"]: both texts, without the space, into s; the bytes of the first. */
-static bs_status read_merge(bsi_json *j, bsi_buf *s, size_t *left)
+static bs_status read_merge(bsi_tokjson *j, bsi_buf *s, size_t *left)
 {
     s->n = 0;
-    if (bsi_json_take(j, '[')) {
-        BSI_TRY(bsi_json_string(j, s));
+    if (bsi_tokjson_take(j, '[')) {
+        BSI_TRY(bsi_tokjson_string(j, s));
         *left = s->n;
-        if (!bsi_json_take(j, ','))
-            return bsi_json_fail(j, "',' between the two pieces of a merge");
-        BSI_TRY(bsi_json_string(j, s));
-        return bsi_json_take(j, ']') ? BS_OK : bsi_json_fail(j, "']' after the two pieces of a merge");
+        if (!bsi_tokjson_take(j, ','))
+            return bsi_tokjson_fail(j, "',' between the two pieces of a merge");
+        BSI_TRY(bsi_tokjson_string(j, s));
+        return bsi_tokjson_take(j, ']') ? BS_OK : bsi_tokjson_fail(j, "']' after the two pieces of a merge");
     }
-    BSI_TRY(bsi_json_string(j, s));
+    BSI_TRY(bsi_tokjson_string(j, s));
     char *space = memchr(s->p, ' ', s->n);
     size_t rest = space ? (size_t)(s->p + s->n - space - 1) : 0;
     if (!space || memchr(space + 1, ' ', rest))
@@ -87,11 +87,11 @@ static bs_status read_merge(bsi_json *j, bsi_buf *s, size_t *left)
     return BS_OK;
 }
 
-static bs_status read_merges(bsi_bpe *b, const bsi_vocab *v, bsi_json *j, bsi_buf *s)
+static bs_status read_merges(bsi_bpe *b, const bsi_vocab *v, bsi_tokjson *j, bsi_buf *s)
 {
-    if (!bsi_json_take(j, '['))
-        return bsi_json_fail(j, "an array of merges");
-    if (bsi_json_take(j, ']'))
+    if (!bsi_tokjson_take(j, '['))
+        return bsi_tokjson_fail(j, "an array of merges");
+    if (bsi_tokjson_take(j, ']'))
         return BS_OK;
     do {
         size_t left = 0;
@@ -110,11 +110,11 @@ static bs_status read_merges(bsi_bpe *b, const bsi_vocab *v, bsi_json *j, bsi_bu
         b->merge = p;
         BSI_TRY(st);
         b->merge[b->n_merges++] = m;
-    } while (bsi_json_take(j, ','));
-    return bsi_json_take(j, ']') ? BS_OK : bsi_json_fail(j, "',' or ']'");
+    } while (bsi_tokjson_take(j, ','));
+    return bsi_tokjson_take(j, ']') ? BS_OK : bsi_tokjson_fail(j, "',' or ']'");
 }
 
-bs_status bsi_bpe_read(bsi_bpe *b, const bsi_vocab *v, bsi_json *merges)
+bs_status bsi_bpe_read(bsi_bpe *b, const bsi_vocab *v, bsi_tokjson *merges)
 {
     bsi_buf s = {0};
     bs_status st = read_merges(b, v, merges, &s);
@@ -143,7 +143,7 @@ static bs_status find_joints(bsi_bpe *b, const bsi_vocab *v)
     if (!b->joint)
         return BS_NOMEM;
     for (size_t i = 0; i < b->n_merges; i++) {
-        size_t n, m;
+        size_t n = 0, m = 0;
         unsigned len;
         const char *left = bsi_vocab_piece(v, b->merge[i].left, &n);
         const char *right = bsi_vocab_piece(v, b->merge[i].right, &m);
@@ -194,7 +194,7 @@ static void add_symbol(bsi_bpe_work *w, uint32_t id, size_t first, size_t len)
 
 static uint32_t char_id(const bs_tok *t, const char *s, unsigned len)
 {
-    return len == 1 ? t->bpe.ascii_id[(unsigned char)*s] : bsi_vocab_id(&t->vocab, s, len);
+    return len == 1 ? t->bpe.ascii_id[(unsigned char)*s] : bsi_vocab_model_id(&t->vocab, s, len);
 }
 
 /* One symbol per character or byte. What has no piece becomes its bytes <0xHH> when all of them exist,
@@ -383,7 +383,7 @@ static bs_status whole_word(const bs_tok *t, bsi_bpe_work *w, const char *s, siz
         s = w->mapped.p;
         n = w->mapped.n;
     }
-    *id = bsi_vocab_id(&t->vocab, s, n);
+    *id = bsi_vocab_model_id(&t->vocab, s, n);
     return BS_OK;
 }
 

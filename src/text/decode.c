@@ -389,9 +389,9 @@ static bs_status read_strip(bsi_decoders *out, const cJSON *o)
     static const char *const keys[] = {"type", "content", "start", "stop", NULL};
     const char *text = "";
     unsigned len;
-    bsi_decoder *op;
-    BSI_TRY(bsi_json_only(o, "decoder Strip", keys));
-    BSI_TRY(bsi_json_text(o, "decoder Strip", "content", &text));
+    bsi_decoder *op = NULL;
+    BSI_TRY(bsi_tokjson_only(o, "decoder Strip", keys));
+    BSI_TRY(bsi_tokjson_text(o, "decoder Strip", "content", &text));
     if (!*text || (bsi_utf8_get(text, &len), strlen(text) != len))
         return bsi_fail(BS_FORMAT, "decoder Strip: content '%.20s' is not one character", text);
     BSI_TRY(add(out, BSI_DECODE_STRIP, text, &op));
@@ -403,9 +403,9 @@ static bs_status read_replace(bsi_decoders *out, const cJSON *o)
 {
     static const char *const keys[] = {"type", "pattern", "content", NULL};
     const char *text = NULL;
-    bsi_decoder *op;
-    BSI_TRY(bsi_json_only(o, "decoder Replace", keys));
-    BSI_TRY(bsi_json_text(o, "decoder Replace", "content", &text));
+    bsi_decoder *op = NULL;
+    BSI_TRY(bsi_tokjson_only(o, "decoder Replace", keys));
+    BSI_TRY(bsi_tokjson_text(o, "decoder Replace", "content", &text));
     if (!text)
         return bsi_fail(BS_FORMAT, "decoder Replace: 'content' is missing");
     BSI_TRY(add(out, BSI_DECODE_REPLACE, text, &op));
@@ -417,7 +417,7 @@ static bs_status read_metaspace(bsi_decoders *out, const cJSON *o)
     const char *text;
     bsi_prepend prepend;
     bool split;
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     BSI_TRY(bsi_metaspace_read(o, "decoder Metaspace", &text, &prepend, &split));
     BSI_TRY(add(out, BSI_DECODE_METASPACE, text, &op));
     op->prepend = prepend;
@@ -428,7 +428,7 @@ static bs_status read_sequence(bsi_decoders *out, const cJSON *o)
 {
     static const char *const keys[] = {"type", "decoders", NULL};
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "decoders"), *item;
-    BSI_TRY(bsi_json_only(o, "decoder Sequence", keys));
+    BSI_TRY(bsi_tokjson_only(o, "decoder Sequence", keys));
     if (!cJSON_IsArray(list))
         return bsi_fail(BS_FORMAT, "decoder Sequence: 'decoders' is not an array");
     cJSON_ArrayForEach(item, list)
@@ -445,10 +445,10 @@ bs_status bsi_decoders_read(bsi_decoders *out, const cJSON *o)
     static const char *const byte_level_keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                                   NULL};
     static const char *const plain_keys[] = {"type", NULL};
-    bsi_decoder *op;
+    bsi_decoder *op = NULL;
     if (!o || cJSON_IsNull(o))
         return add(out, BSI_DECODE_SPACED, "", &op);
-    const char *type = bsi_json_type(o);
+    const char *type = bsi_tokjson_type(o);
     if (!strcmp(type, "Sequence"))
         return read_sequence(out, o);
     if (!strcmp(type, "Strip"))
@@ -458,11 +458,11 @@ bs_status bsi_decoders_read(bsi_decoders *out, const cJSON *o)
     if (!strcmp(type, "Metaspace"))
         return read_metaspace(out, o);
     if (!strcmp(type, "ByteLevel")) {
-        BSI_TRY(bsi_json_only(o, "decoder ByteLevel", byte_level_keys));
+        BSI_TRY(bsi_tokjson_only(o, "decoder ByteLevel", byte_level_keys));
         return add(out, BSI_DECODE_BYTE_LEVEL, "", &op);
     }
     if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) {
-        BSI_TRY(bsi_json_only(o, "decoder", plain_keys));
+        BSI_TRY(bsi_tokjson_only(o, "decoder", plain_keys));
         return add(out, type[0] == 'B' ? BSI_DECODE_BYTE_FALLBACK : BSI_DECODE_FUSE, "", &op);
     }
     return bsi_fail(BS_UNSUPPORTED, "decoder '%.60s' is not supported", type);

@@ -41,7 +41,7 @@ bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_
     return BS_OK;
 }
 
-bs_status bsi_json_fail(const bsi_json *j, const char *expected)
+bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected)
 {
     if (j->p >= j->end)
         return bsi_fail(BS_FORMAT, "the text ends where %s is expected", expected);
@@ -50,36 +50,36 @@ bs_status bsi_json_fail(const bsi_json *j, const char *expected)
                     c > 32 && c < 127 ? (char[]){'\'', (char)c, '\'', ' ', 0} : "", c);
 }
 
-void bsi_json_space(bsi_json *j)
+void bsi_tokjson_space(bsi_tokjson *j)
 {
     while (j->p < j->end && (*j->p == ' ' || *j->p == '\n' || *j->p == '\r' || *j->p == '\t'))
         j->p++;
 }
 
-bool bsi_json_take(bsi_json *j, char c)
+bool bsi_tokjson_take(bsi_tokjson *j, char c)
 {
-    bsi_json_space(j);
+    bsi_tokjson_space(j);
     if (j->p >= j->end || *j->p != c)
         return false;
     j->p++;
     return true;
 }
 
-static bs_status hex4(bsi_json *j, uint32_t *out)
+static bs_status hex4(bsi_tokjson *j, uint32_t *out)
 {
     uint32_t v = 0;
     for (int i = 0; i < 4; i++, j->p++) {
         char c = j->p < j->end ? *j->p : 0;
         int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
         if (d < 0)
-            return bsi_json_fail(j, "a hexadecimal digit");
+            return bsi_tokjson_fail(j, "a hexadecimal digit");
         v = v << 4 | (uint32_t)d;
     }
     *out = v;
     return BS_OK;
 }
 
-static bs_status escape(bsi_json *j, bsi_buf *out)
+static bs_status escape(bsi_tokjson *j, bsi_buf *out)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     char utf8[4];
@@ -89,48 +89,48 @@ static bs_status escape(bsi_json *j, bsi_buf *out)
         return bsi_buf_put(out, &to[at - from], 1);
     }
     if (j->p >= j->end || *j->p != 'u')
-        return bsi_json_fail(j, "an escape of JSON");
-    uint32_t c, low;
+        return bsi_tokjson_fail(j, "an escape of JSON");
+    uint32_t c = 0, low = 0;
     j->p++;
     BSI_TRY(hex4(j, &c));
     if (c >= 0xD800 && c < 0xDC00 && j->end - j->p > 2 && j->p[0] == '\\' && j->p[1] == 'u') {
         j->p += 2;
         BSI_TRY(hex4(j, &low));
         if (low < 0xDC00 || low > 0xDFFF)
-            return bsi_json_fail(j, "the second half of a surrogate pair before this");
+            return bsi_tokjson_fail(j, "the second half of a surrogate pair before this");
         c = 0x10000 + ((c - 0xD800) << 10 | (low - 0xDC00));
     } else if (c >= 0xD800 && c < 0xE000) {
-        return bsi_json_fail(j, "a surrogate pair before this");
+        return bsi_tokjson_fail(j, "a surrogate pair before this");
     }
     return bsi_buf_put(out, utf8, bsi_utf8_put(c, utf8));
 }
 
-bs_status bsi_json_string(bsi_json *j, bsi_buf *out)
+bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out)
 {
-    if (!bsi_json_take(j, '"'))
-        return bsi_json_fail(j, "a string");
+    if (!bsi_tokjson_take(j, '"'))
+        return bsi_tokjson_fail(j, "a string");
     for (;;) {
         const char *run = j->p;
         while (j->p < j->end && *j->p != '"' && *j->p != '\\' && (unsigned char)*j->p >= 0x20)
             j->p++;
         BSI_TRY(bsi_buf_put(out, run, (size_t)(j->p - run)));
         if (j->p >= j->end || (unsigned char)*j->p < 0x20)
-            return bsi_json_fail(j, "the end of a string");
+            return bsi_tokjson_fail(j, "the end of a string");
         if (*j->p++ == '"')
             return BS_OK;
         BSI_TRY(escape(j, out));
     }
 }
 
-bs_status bsi_tokjson_uint(bsi_json *j, uint32_t max, uint32_t *out)
+bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out)
 {
     uint64_t v = 0;
-    bsi_json_space(j);
+    bsi_tokjson_space(j);
     const char *from = j->p;
     while (j->p < j->end && *j->p >= '0' && *j->p <= '9' && v <= max)
         v = v * 10 + (uint64_t)(*j->p++ - '0');
     if (j->p == from || (j->p < j->end && strchr("+-.eE", *j->p) && *j->p))
-        return bsi_json_fail(j, "a whole number");
+        return bsi_tokjson_fail(j, "a whole number");
     if (v > max) {
         j->p = from;
         return bsi_fail(BS_FORMAT, "byte %zu: a number above %u", (size_t)(j->p - j->start), max);
@@ -140,10 +140,10 @@ bs_status bsi_tokjson_uint(bsi_json *j, uint32_t max, uint32_t *out)
 }
 
 /* Past one value, looking only at brackets and strings. */
-static bs_status skip(bsi_json *j)
+static bs_status skip(bsi_tokjson *j)
 {
     size_t depth = 0;
-    bsi_json_space(j);
+    bsi_tokjson_space(j);
     const char *from = j->p;
     for (; j->p < j->end; j->p++) {
         char c = *j->p;
@@ -162,27 +162,27 @@ static bs_status skip(bsi_json *j)
         }
         if (!depth) {
             j->p += strchr("\"}]", c) && j->p >= from && (c == '"' || *from == '{' || *from == '[');
-            return j->p > from ? BS_OK : bsi_json_fail(j, "a value");
+            return j->p > from ? BS_OK : bsi_tokjson_fail(j, "a value");
         }
     }
     j->p = j->end;
-    return bsi_json_fail(j, "the end of a value");
+    return bsi_tokjson_fail(j, "the end of a value");
 }
 
 /* The next key of the object that j is in, into key; *more false: the object has ended. */
-static bs_status member(bsi_json *j, bsi_buf *key, bool *first, bool *more)
+static bs_status member(bsi_tokjson *j, bsi_buf *key, bool *first, bool *more)
 {
     key->n = 0;
     *more = false;
-    if (bsi_json_take(j, '}'))
+    if (bsi_tokjson_take(j, '}'))
         return BS_OK;
-    if (!*first && !bsi_json_take(j, ','))
-        return bsi_json_fail(j, "',' or '}'");
+    if (!*first && !bsi_tokjson_take(j, ','))
+        return bsi_tokjson_fail(j, "',' or '}'");
     *first = false;
-    BSI_TRY(bsi_json_string(j, key));
-    if (!bsi_json_take(j, ':'))
-        return bsi_json_fail(j, "':'");
-    bsi_json_space(j);
+    BSI_TRY(bsi_tokjson_string(j, key));
+    if (!bsi_tokjson_take(j, ':'))
+        return bsi_tokjson_fail(j, "':'");
+    bsi_tokjson_space(j);
     *more = true;
     return BS_OK;
 }
@@ -193,32 +193,32 @@ static bool is(const bsi_buf *key, const char *name)
 }
 
 /* Looks for "vocab" and "merges" in the object that begins at j. */
-static bs_status find_bulk(bsi_json *j, bsi_buf *key, bsi_json *vocab, bsi_json *merges)
+static bs_status find_bulk(bsi_tokjson *j, bsi_buf *key, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
     bool first = true, more;
-    if (!bsi_json_take(j, '{'))
-        return bsi_json_fail(j, "an object");
+    if (!bsi_tokjson_take(j, '{'))
+        return bsi_tokjson_fail(j, "an object");
     for (;;) {
         BSI_TRY(member(j, key, &first, &more));
         if (!more)
             return BS_OK;
-        bsi_json *bulk = is(key, "vocab") ? vocab : is(key, "merges") ? merges : NULL;
+        bsi_tokjson *bulk = is(key, "vocab") ? vocab : is(key, "merges") ? merges : NULL;
         const char *from = j->p;
         BSI_TRY(skip(j));
         if (bulk && (*from == '{' || *from == '[')) {
             if (bulk->start)
                 return bsi_fail(BS_FORMAT, "model.%s is there twice", bulk == vocab ? "vocab" : "merges");
-            *bulk = (bsi_json){j->start, from, j->p};
+            *bulk = (bsi_tokjson){j->start, from, j->p};
         }
     }
 }
 
-static bs_status find_model(const char *text, size_t n, bsi_json *vocab, bsi_json *merges)
+static bs_status find_model(const char *text, size_t n, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
-    bsi_json j = {text, text, text + n};
+    bsi_tokjson j = {text, text, text + n};
     bsi_buf key = {0};
     bool first = true, more = true;
-    bs_status st = bsi_json_take(&j, '{') ? BS_OK : bsi_json_fail(&j, "an object");
+    bs_status st = bsi_tokjson_take(&j, '{') ? BS_OK : bsi_tokjson_fail(&j, "an object");
     while (st == BS_OK && more) {
         st = member(&j, &key, &first, &more);
         if (st == BS_OK && more) {
@@ -250,13 +250,13 @@ bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree)
     if (has_zero(text, n))
         return bsi_fail(BS_FORMAT, "a text of the settings holds a zero character");
     cJSON *t = cJSON_ParseWithLengthOpts(text, n, &end, 0);
-    bsi_json j = {text, end ? end : text, text + n};
+    bsi_tokjson j = {text, end ? end : text, text + n};
     if (!t)
-        return bsi_json_fail(&j, "JSON (is the file whole?)");
-    bsi_json_space(&j);
+        return bsi_tokjson_fail(&j, "JSON (is the file whole?)");
+    bsi_tokjson_space(&j);
     if (j.p < j.end) {
         cJSON_Delete(t);
-        return bsi_json_fail(&j, "the end of the file");
+        return bsi_tokjson_fail(&j, "the end of the file");
     }
     *tree = t;
     return BS_OK;
@@ -275,13 +275,13 @@ static bs_status check_text(const char *text, size_t n)
     return BS_OK;
 }
 
-bs_status bsi_json_open(const char *text, size_t n, cJSON **tree, bsi_json *vocab, bsi_json *merges)
+bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
     bsi_buf small = {0};
-    *vocab = *merges = (bsi_json){0};
+    *vocab = *merges = (bsi_tokjson){0};
     BSI_TRY(check_text(text, n));
     bs_status st = find_model(text, n, vocab, merges);
-    const bsi_json *cut[2] = {vocab, merges};
+    const bsi_tokjson *cut[2] = {vocab, merges};
     if (vocab->start && merges->start && vocab->p > merges->p) {
         cut[0] = merges;
         cut[1] = vocab;
@@ -301,10 +301,10 @@ bs_status bsi_json_open(const char *text, size_t n, cJSON **tree, bsi_json *voca
     return st;
 }
 
-bs_status bsi_json_only(const cJSON *o, const char *where, const char *const *keys)
+bs_status bsi_tokjson_only(const cJSON *o, const char *where, const char *const *keys)
 {
     if (!cJSON_IsObject(o))
-        return bsi_fail(BS_FORMAT, "%s: expected an object, found %s", where, bsi_json_type(o));
+        return bsi_fail(BS_FORMAT, "%s: expected an object, found %s", where, bsi_tokjson_type(o));
     for (const cJSON *m = o->child; m; m = m->next) {
         const char *const *k = keys;
         while (*k && strcmp(*k, m->string))
@@ -319,29 +319,29 @@ bs_status bsi_json_only(const cJSON *o, const char *where, const char *const *ke
     return BS_OK;
 }
 
-bs_status bsi_json_bool(const cJSON *o, const char *where, const char *key, bool *out)
+bs_status bsi_tokjson_bool(const cJSON *o, const char *where, const char *key, bool *out)
 {
     const cJSON *m = cJSON_GetObjectItemCaseSensitive(o, key);
     if (!m || cJSON_IsNull(m))
         return BS_OK;
     if (!cJSON_IsBool(m))
-        return bsi_fail(BS_FORMAT, "%s.%s: expected true or false, found %s", where, key, bsi_json_type(m));
+        return bsi_fail(BS_FORMAT, "%s.%s: expected true or false, found %s", where, key, bsi_tokjson_type(m));
     *out = cJSON_IsTrue(m);
     return BS_OK;
 }
 
-bs_status bsi_json_text(const cJSON *o, const char *where, const char *key, const char **out)
+bs_status bsi_tokjson_text(const cJSON *o, const char *where, const char *key, const char **out)
 {
     const cJSON *m = cJSON_GetObjectItemCaseSensitive(o, key);
     if (!m || cJSON_IsNull(m))
         return BS_OK;
     if (!cJSON_IsString(m))
-        return bsi_fail(BS_FORMAT, "%s.%s: expected a string, found %s", where, key, bsi_json_type(m));
+        return bsi_fail(BS_FORMAT, "%s.%s: expected a string, found %s", where, key, bsi_tokjson_type(m));
     *out = m->valuestring;
     return BS_OK;
 }
 
-const char *bsi_json_type(const cJSON *o)
+const char *bsi_tokjson_type(const cJSON *o)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(o, "type");
     if (cJSON_IsString(type))

@@ -261,8 +261,8 @@ static bs_status add(bsi_norms *out, bsi_norm_kind kind, const char *text, bsi_n
 static bs_status read_unicode(bsi_norms *out, const cJSON *o, const char *type)
 {
     static const char *const keys[] = {"type", NULL};
-    bsi_norm *op;
-    BSI_TRY(bsi_json_only(o, "normalizer", keys));
+    bsi_norm *op = NULL;
+    BSI_TRY(bsi_tokjson_only(o, "normalizer", keys));
     if (!BS_HAVE_UTF8PROC)
         return bsi_fail(BS_UNSUPPORTED, "normalizer '%s' needs utf8proc, which this build lacks (install "
                                         "libutf8proc-dev and build again)",
@@ -280,9 +280,9 @@ static bs_status read_text(bsi_norms *out, const cJSON *o, bool is_replace)
     static const char *const prepend_keys[] = {"type", "prepend", NULL};
     const char *where = is_replace ? "normalizer Replace" : "normalizer Prepend";
     const char *key = is_replace ? "content" : "prepend", *text = NULL;
-    bsi_norm *op;
-    BSI_TRY(bsi_json_only(o, where, is_replace ? replace_keys : prepend_keys));
-    BSI_TRY(bsi_json_text(o, where, key, &text));
+    bsi_norm *op = NULL;
+    BSI_TRY(bsi_tokjson_only(o, where, is_replace ? replace_keys : prepend_keys));
+    BSI_TRY(bsi_tokjson_text(o, where, key, &text));
     if (!text)
         return bsi_fail(BS_FORMAT, "%s: '%s' is missing", where, key);
     BSI_TRY(add(out, is_replace ? BSI_NORM_REPLACE : BSI_NORM_PREPEND, text, &op));
@@ -295,10 +295,10 @@ bs_status bsi_norms_read(bsi_norms *out, const cJSON *o)
     static const char *const keys[] = {"type", "normalizers", NULL};
     if (!o || cJSON_IsNull(o))
         return BS_OK;
-    const char *type = bsi_json_type(o);
+    const char *type = bsi_tokjson_type(o);
     if (!strcmp(type, "Sequence")) {
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "normalizers"), *item;
-        BSI_TRY(bsi_json_only(o, "normalizer Sequence", keys));
+        BSI_TRY(bsi_tokjson_only(o, "normalizer Sequence", keys));
         if (!cJSON_IsArray(list))
             return bsi_fail(BS_FORMAT, "normalizer Sequence: 'normalizers' is not an array");
         cJSON_ArrayForEach(item, list) BSI_TRY(bsi_norms_read(out, item));

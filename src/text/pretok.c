@@ -12,6 +12,9 @@
 /* The expression of the first byte-level tokenizer (Radford et al. 2019), ByteLevel's own. */
 #define BYTE_LEVEL_REGEX "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
+/* Word characters as Whitespace means them: unlike Oniguruma's \w with the joiners. */
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}"
+
 /* ---- cutting ------------------------------------------------------------------------------------ */
 
 static bs_status put(bsi_ranges *r, size_t first, size_t end)
@@ -180,7 +183,7 @@ static bs_status add(bsi_pretoks *out, bsi_pretok_kind kind, bsi_pretok **op)
 
 static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *text, bsi_prepend prepend)
 {
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(add(out, kind, &op));
     op->prepend = prepend;
     op->n = strlen(text);
@@ -191,7 +194,7 @@ static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *
 static bs_status add_regex(bsi_pretoks *out, const char *where, const char *regex, bsi_behavior behavior,
                            bool invert)
 {
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(add(out, BSI_PRETOK_SPLIT, &op));
     op->behavior = behavior;
     op->invert = invert;
@@ -203,7 +206,7 @@ static bs_status read_behavior(const cJSON *o, const char *where, bsi_behavior *
     static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
                                         "Contiguous"};
     const char *name = NULL;
-    BSI_TRY(bsi_json_text(o, where, "behavior", &name));
+    BSI_TRY(bsi_tokjson_text(o, where, "behavior", &name));
     for (size_t i = 0; name && i < BSI_COUNT(names); i++)
         if (!strcmp(name, names[i])) {
             *out = (bsi_behavior)i;
@@ -216,12 +219,12 @@ static bs_status read_split(bsi_pretoks *out, const cJSON *o)
 {
     static const char *const keys[] = {"type", "pattern", "behavior", "invert", NULL};
     static const char where[] = "pre_tokenizer Split";
-    bsi_behavior behavior;
-    bsi_pretok *op;
+    bsi_behavior behavior = BSI_ISOLATED;
+    bsi_pretok *op = NULL;
     bool invert = false;
-    BSI_TRY(bsi_json_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
     BSI_TRY(read_behavior(o, where, &behavior));
-    BSI_TRY(bsi_json_bool(o, where, "invert", &invert));
+    BSI_TRY(bsi_tokjson_bool(o, where, "invert", &invert));
     BSI_TRY(add(out, BSI_PRETOK_SPLIT, &op));
     op->behavior = behavior;
     op->invert = invert;
@@ -233,9 +236,9 @@ static bs_status read_byte_level(bsi_pretoks *out, const cJSON *o)
     static const char *const keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
     static const char where[] = "pre_tokenizer ByteLevel";
     bool space = false, regex = true;
-    BSI_TRY(bsi_json_only(o, where, keys));
-    BSI_TRY(bsi_json_bool(o, where, "add_prefix_space", &space));
-    BSI_TRY(bsi_json_bool(o, where, "use_regex", &regex));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_bool(o, where, "add_prefix_space", &space));
+    BSI_TRY(bsi_tokjson_bool(o, where, "use_regex", &regex));
     if (space)
         BSI_TRY(add_spaces(out, BSI_PRETOK_SPACE_FIRST, " ", BSI_PREPEND_ALWAYS));
     if (regex)
@@ -252,21 +255,20 @@ static bs_status read_cutter(bsi_pretoks *out, const cJSON *o, const char *type)
     static const char *const punctuation[] = {"type", "behavior", NULL};
     static const char *const plain[] = {"type", NULL};
     bool each = false;
-    bsi_behavior behavior;
+    bsi_behavior behavior = BSI_ISOLATED;
     switch (type[0]) {
     case 'D':
-        BSI_TRY(bsi_json_only(o, "pre_tokenizer Digits", digits));
-        BSI_TRY(bsi_json_bool(o, "pre_tokenizer Digits", "individual_digits", &each));
+        BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Digits", digits));
+        BSI_TRY(bsi_tokjson_bool(o, "pre_tokenizer Digits", "individual_digits", &each));
         return add_regex(out, "pre_tokenizer Digits", each ? "\\p{N}" : "\\p{N}+", BSI_ISOLATED, false);
     case 'P':
-        BSI_TRY(bsi_json_only(o, "pre_tokenizer Punctuation", punctuation));
-        behavior = BSI_ISOLATED;
+        BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Punctuation", punctuation));
         if (cJSON_HasObjectItem(o, "behavior"))
             BSI_TRY(read_behavior(o, "pre_tokenizer Punctuation", &behavior));
         return add_regex(out, "pre_tokenizer Punctuation", "[!-/:-@\\[-`{-~\\p{P}]", behavior, false);
     default:
-        BSI_TRY(bsi_json_only(o, "pre_tokenizer Whitespace", plain));
-        return add_regex(out, "pre_tokenizer Whitespace", strlen(type) > 10 ? "\\s" : "\\w+|[^\\w\\s]+",
+        BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Whitespace", plain));
+        return add_regex(out, "pre_tokenizer Whitespace", strlen(type) > 10 ? "\\s" : "[" WORD "]+|[^" WORD "\\s]+",
                          BSI_REMOVED, strlen(type) <= 10);
     }
 }
@@ -279,13 +281,13 @@ bs_status bsi_metaspace_read(const cJSON *o, const char *where, const char **tex
     const char *scheme = NULL;
     bool space = true;
     unsigned len;
-    BSI_TRY(bsi_json_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
     *text = "\xE2\x96\x81";
     *split = true;
-    BSI_TRY(bsi_json_text(o, where, "replacement", text));
-    BSI_TRY(bsi_json_bool(o, where, "split", split));
-    BSI_TRY(bsi_json_bool(o, where, "add_prefix_space", &space));
-    BSI_TRY(bsi_json_text(o, where, "prepend_scheme", &scheme));
+    BSI_TRY(bsi_tokjson_text(o, where, "replacement", text));
+    BSI_TRY(bsi_tokjson_bool(o, where, "split", split));
+    BSI_TRY(bsi_tokjson_bool(o, where, "add_prefix_space", &space));
+    BSI_TRY(bsi_tokjson_text(o, where, "prepend_scheme", &scheme));
     if (!**text || (bsi_utf8_get(*text, &len), strlen(*text) != len))
         return bsi_fail(BS_FORMAT, "%s: replacement '%.20s' is not one character", where, *text);
     if (!scheme)
@@ -303,7 +305,7 @@ static bs_status read_metaspace(bsi_pretoks *out, const cJSON *o)
     const char *text;
     bsi_prepend prepend;
     bool split;
-    bsi_pretok *op;
+    bsi_pretok *op = NULL;
     BSI_TRY(bsi_metaspace_read(o, "pre_tokenizer Metaspace", &text, &prepend, &split));
     BSI_TRY(add_spaces(out, BSI_PRETOK_METASPACE, text, prepend));
     out->needs_spans |= prepend == BSI_PREPEND_FIRST;
@@ -320,10 +322,10 @@ bs_status bsi_pretoks_read(bsi_pretoks *out, const cJSON *o)
     static const char *const cutters[] = {"Digits", "Punctuation", "Whitespace", "WhitespaceSplit"};
     if (!o || cJSON_IsNull(o))
         return BS_OK;
-    const char *type = bsi_json_type(o);
+    const char *type = bsi_tokjson_type(o);
     if (!strcmp(type, "Sequence")) {
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "pretokenizers"), *item;
-        BSI_TRY(bsi_json_only(o, "pre_tokenizer Sequence", keys));
+        BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Sequence", keys));
         if (!cJSON_IsArray(list))
             return bsi_fail(BS_FORMAT, "pre_tokenizer Sequence: 'pretokenizers' is not an array");
         cJSON_ArrayForEach(item, list) BSI_TRY(bsi_pretoks_read(out, item));

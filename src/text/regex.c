@@ -14,7 +14,9 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+/* Oniguruma's word characters; outside brackets it also counts the raised digits and fractions of Latin-1. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD_OUTSIDE WORD "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
 #define MAX_PATTERN 65536
 #define JIT_STACK (8u << 20)
 
@@ -48,16 +50,28 @@ static size_t hex_digits(const char *s)
     return strspn(s, "0123456789abcdefABCDEF");
 }
 
-/* \p{..}, \x.., \uHHHH; r->i is at the backslash. */
-static bs_status rewrite_long_escape(rewriter *r)
+/* \p{NAME} or \P{NAME}: a general category stays; the bare name of a script means its extensions, too, to
+   PCRE2, but not to Oniguruma. */
+static bs_status rewrite_property(rewriter *r)
+{
+    const char *name = r->s + r->i + 3;
+    bool negated = name[-1] == '{' && *name == '^';
+    name += negated;
+    size_t n = strspn(name, "_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz");
+    if (name[-1 - negated] != '{' || !n || name[n] != '}')
+        return refuse(r, "a property without a plain name in braces");
+    bool category = n <= 2 || !strncmp(name, "Alphabetic}", 11) || !strncmp(name, "White_Space}", 12);
+    BSI_TRY(copy(r, (size_t)3 + negated));
+    if (!category)
+        BSI_TRY(put(r, "sc:"));
+    return copy(r, n + 1);
+}
+
+/* \x.., \uHHHH; r->i is at the backslash. */
+static bs_status rewrite_number(rewriter *r)
 {
     const char *s = r->s + r->i;
     size_t n = 0;
-    if (s[1] == 'p' || s[1] == 'P') {
-        if (s[2] == '{')
-            n = strspn(s + 3, "^_ ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz");
-        return n && s[3 + n] == '}' ? copy(r, n + 4) : refuse(r, "a property without braces");
-    }
     if (s[1] == 'u') {
         if (hex_digits(s + 2) < 4)
             return refuse(r, "\\u without four digits");
@@ -85,8 +99,8 @@ static bs_status rewrite_escape(rewriter *r)
         {'S', "\\P{White_Space}", "\\P{White_Space}"},
         {'d', "\\p{Nd}", "\\p{Nd}"},
         {'D', "\\P{Nd}", "\\P{Nd}"},
-        {'w', "[" WORD "]", WORD},
-        {'W', "[^" WORD "]", NULL},
+        {'w', "[" WORD_OUTSIDE "]", WORD},
+        {'W', "[^" WORD_OUTSIDE "]", NULL},
         {'b', "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))", NULL},
         {'B', "(?:(?<=[" WORD "])(?=[" WORD "])|(?<![" WORD "])(?![" WORD "]))", NULL},
         {'r', "\\r", "\\r"},
@@ -99,8 +113,10 @@ static bs_status rewrite_escape(rewriter *r)
         {'Z', "\\Z", NULL},
     };
     char c = r->s[r->i + 1], what[] = "\\?";
-    if (c == 'p' || c == 'P' || c == 'x' || c == 'u')
-        return rewrite_long_escape(r);
+    if (c == 'p' || c == 'P')
+        return r->s[r->i + 2] ? rewrite_property(r) : refuse(r, "a property without braces");
+    if (c == 'x' || c == 'u')
+        return rewrite_number(r);
     for (size_t i = 0; i < BSI_COUNT(table); i++) {
         const char *to = r->in_class ? table[i].inside : table[i].outside;
         if (c == table[i].letter && to) {
@@ -289,9 +305,9 @@ bs_status bsi_pattern_read(const cJSON *o, const char *where, bsi_pattern *out)
 {
     static const char *const keys[] = {"String", "Regex", NULL};
     const char *text = NULL, *regex = NULL;
-    BSI_TRY(bsi_json_only(o, where, keys));
-    BSI_TRY(bsi_json_text(o, where, "String", &text));
-    BSI_TRY(bsi_json_text(o, where, "Regex", &regex));
+    BSI_TRY(bsi_tokjson_only(o, where, keys));
+    BSI_TRY(bsi_tokjson_text(o, where, "String", &text));
+    BSI_TRY(bsi_tokjson_text(o, where, "Regex", &regex));
     if (!text == !regex)
         return bsi_fail(BS_FORMAT, "%s: expected a String or a Regex", where);
     return text ? bsi_pattern_literal(text, out) : bsi_pattern_regex(regex, where, out);

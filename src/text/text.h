@@ -43,26 +43,26 @@ bool bsi_is_word(uint32_t c);
 
 /* ---- JSON (json.c) ----------------------------------------------------------------------------- */
 
-typedef struct bsi_json { /* a reader over one value that cJSON never sees: vocab or merges */
+typedef struct bsi_tokjson { /* a reader over one value that cJSON never sees: vocab or merges */
     const char *start, *p, *end;
-} bsi_json;
+} bsi_tokjson;
 
 bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_n);
 /* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and readers
    for the two (start NULL: absent). The tree is freed with cJSON_Delete. */
-bs_status bsi_json_open(const char *text, size_t n, cJSON **tree, bsi_json *vocab, bsi_json *merges);
+bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab, bsi_tokjson *merges);
 bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree);
-void bsi_json_space(bsi_json *j);
-bool bsi_json_take(bsi_json *j, char c); /* after white space; false: another character */
-bs_status bsi_json_string(bsi_json *j, bsi_buf *out); /* appended */
-bs_status bsi_tokjson_uint(bsi_json *j, uint32_t max, uint32_t *out);
-bs_status bsi_json_fail(const bsi_json *j, const char *expected);
+void bsi_tokjson_space(bsi_tokjson *j);
+bool bsi_tokjson_take(bsi_tokjson *j, char c); /* after white space; false: another character */
+bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out); /* appended */
+bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out);
+bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected);
 
 /* Members of the small tree. An absent or null member leaves *out. */
-bs_status bsi_json_only(const cJSON *o, const char *where, const char *const *keys);
-bs_status bsi_json_bool(const cJSON *o, const char *where, const char *key, bool *out);
-bs_status bsi_json_text(const cJSON *o, const char *where, const char *key, const char **out);
-const char *bsi_json_type(const cJSON *o); /* its "type", or what it is instead */
+bs_status bsi_tokjson_only(const cJSON *o, const char *where, const char *const *keys);
+bs_status bsi_tokjson_bool(const cJSON *o, const char *where, const char *key, bool *out);
+bs_status bsi_tokjson_text(const cJSON *o, const char *where, const char *key, const char **out);
+const char *bsi_tokjson_type(const cJSON *o); /* its "type", or what it is instead */
 
 /* ---- pieces (vocab.c) ----------------------------------------------------------------------------- */
 
@@ -74,6 +74,7 @@ typedef struct bsi_piece {
 } bsi_piece;
 typedef struct bsi_slot {
     uint32_t tag, id; /* upper bits of the hash; BSI_NO_ID: free */
+    bsi_piece piece;  /* again: one memory access less for each look-up */
 } bsi_slot;
 typedef struct bsi_vocab {
     bsi_buf arena;
@@ -81,12 +82,15 @@ typedef struct bsi_vocab {
     size_t n_ids, cap;  /* highest id + 1 */
     bsi_slot *slot;
     size_t slots, used; /* a power of two */
+    size_t model_end;   /* bytes of the arena that the model's own pieces take; added tokens follow */
 } bsi_vocab;
 
-bs_status bsi_vocab_read(bsi_vocab *v, bsi_json *j);
+bs_status bsi_vocab_read(bsi_vocab *v, bsi_tokjson *j);
 /* Adds a piece; an id or a text that is there already fails and names both. */
 bs_status bsi_vocab_add(bsi_vocab *v, const char *s, size_t n, uint32_t id);
 uint32_t bsi_vocab_id(const bsi_vocab *v, const char *s, size_t n); /* BSI_NO_ID: absent */
+/* The same among the model's own pieces: text outside added tokens never becomes an added token. */
+uint32_t bsi_vocab_model_id(const bsi_vocab *v, const char *s, size_t n);
 static inline const char *bsi_vocab_piece(const bsi_vocab *v, uint32_t id, size_t *n)
 {
     if (id >= v->n_ids || v->piece[id].at == UINT32_MAX)
@@ -256,7 +260,7 @@ typedef struct bsi_bpe_work {
     bsi_buf mapped;
 } bsi_bpe_work;
 
-bs_status bsi_bpe_read(bsi_bpe *b, const bsi_vocab *v, bsi_json *merges);
+bs_status bsi_bpe_read(bsi_bpe *b, const bsi_vocab *v, bsi_tokjson *merges);
 bs_status bsi_bpe_finish(bsi_bpe *b, const bsi_vocab *v);
 void bsi_bpe_free(bsi_bpe *b);
 /* Encodes bytes [r.first, r.end) of the view into w's ids. */

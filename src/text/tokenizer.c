@@ -20,7 +20,7 @@ static const cJSON *member(const cJSON *o, const char *key)
 
 /* ---- model ---------------------------------------------------------------------------------------- */
 
-static bs_status read_model(bs_tok *t, const cJSON *o, bsi_json *vocab, bsi_json *merges)
+static bs_status read_model(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
     static const char *const keys[] = {"type",          "dropout",       "unk_token",
                                        "fuse_unk",      "byte_fallback", "continuing_subword_prefix",
@@ -30,13 +30,13 @@ static bs_status read_model(bs_tok *t, const cJSON *o, bsi_json *vocab, bsi_json
     bsi_bpe *b = &t->bpe;
     const cJSON *dropout;
     if (!cJSON_IsObject(o))
-        return bsi_fail(BS_FORMAT, "model: expected an object, found %s", bsi_json_type(o));
-    BSI_TRY(bsi_json_text(o, "model", "type", &type)); /* files older than the member hold BPE */
+        return bsi_fail(BS_FORMAT, "model: expected an object, found %s", bsi_tokjson_type(o));
+    BSI_TRY(bsi_tokjson_text(o, "model", "type", &type)); /* files older than the member hold BPE */
     if (strcmp(type, "BPE"))
         return bsi_fail(BS_UNSUPPORTED, "model '%.60s' is not supported (only BPE is)", type);
-    BSI_TRY(bsi_json_only(o, "model", keys));
-    BSI_TRY(bsi_json_text(o, "model", "continuing_subword_prefix", &prefix));
-    BSI_TRY(bsi_json_text(o, "model", "end_of_word_suffix", &suffix));
+    BSI_TRY(bsi_tokjson_only(o, "model", keys));
+    BSI_TRY(bsi_tokjson_text(o, "model", "continuing_subword_prefix", &prefix));
+    BSI_TRY(bsi_tokjson_text(o, "model", "end_of_word_suffix", &suffix));
     if (*prefix || *suffix)
         return bsi_fail(BS_UNSUPPORTED, "model.%s '%.60s' is not supported",
                         *prefix ? "continuing_subword_prefix" : "end_of_word_suffix",
@@ -44,10 +44,10 @@ static bs_status read_model(bs_tok *t, const cJSON *o, bsi_json *vocab, bsi_json
     dropout = member(o, "dropout");
     if (dropout && (!cJSON_IsNumber(dropout) || dropout->valuedouble > 0))
         return bsi_fail(BS_UNSUPPORTED, "model.dropout is not supported: ids must not be random");
-    BSI_TRY(bsi_json_bool(o, "model", "fuse_unk", &b->fuse_unk));
-    BSI_TRY(bsi_json_bool(o, "model", "byte_fallback", &b->byte_fallback));
-    BSI_TRY(bsi_json_bool(o, "model", "ignore_merges", &b->ignore_merges));
-    BSI_TRY(bsi_json_text(o, "model", "unk_token", &unk));
+    BSI_TRY(bsi_tokjson_bool(o, "model", "fuse_unk", &b->fuse_unk));
+    BSI_TRY(bsi_tokjson_bool(o, "model", "byte_fallback", &b->byte_fallback));
+    BSI_TRY(bsi_tokjson_bool(o, "model", "ignore_merges", &b->ignore_merges));
+    BSI_TRY(bsi_tokjson_text(o, "model", "unk_token", &unk));
     if (!vocab->start || !merges->start)
         return bsi_fail(BS_FORMAT, "model.%s is missing", vocab->start ? "merges" : "vocab");
     BSI_TRY(bsi_wrap(bsi_vocab_read(&t->vocab, vocab), "model.vocab"));
@@ -100,7 +100,7 @@ static bs_status read_template(bs_tok *t, const cJSON *o)
     int32_t *before = NULL;
     size_t n_before = 0;
     int texts = 0;
-    bs_status st = bsi_json_only(o, where, keys);
+    bs_status st = bsi_tokjson_only(o, where, keys);
     if (st == BS_OK && !cJSON_IsArray(single))
         st = bsi_fail(BS_FORMAT, "%s: 'single' is not an array", where);
     for (item = single ? single->child : NULL; st == BS_OK && item; item = item->next) {
@@ -141,15 +141,15 @@ static bs_status read_post(bs_tok *t, const cJSON *o)
     static const char *const byte_level[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
     if (!o || cJSON_IsNull(o))
         return BS_OK;
-    const char *type = bsi_json_type(o);
+    const char *type = bsi_tokjson_type(o);
     if (!strcmp(type, "ByteLevel")) /* changes what spans cover, not ids */
-        return bsi_json_only(o, "post_processor ByteLevel", byte_level);
+        return bsi_tokjson_only(o, "post_processor ByteLevel", byte_level);
     if (!strcmp(type, "TemplateProcessing"))
         return read_template(t, o);
     if (strcmp(type, "Sequence"))
         return bsi_fail(BS_UNSUPPORTED, "post_processor '%.60s' is not supported", type);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "processors"), *item;
-    BSI_TRY(bsi_json_only(o, "post_processor Sequence", sequence));
+    BSI_TRY(bsi_tokjson_only(o, "post_processor Sequence", sequence));
     if (!cJSON_IsArray(list))
         return bsi_fail(BS_FORMAT, "post_processor Sequence: 'processors' is not an array");
     cJSON_ArrayForEach(item, list) BSI_TRY(read_post(t, item));
@@ -182,7 +182,7 @@ static bs_status read_config(bs_tok *t, const cJSON *o)
 {
     static const char end[] = "_token";
     if (!cJSON_IsObject(o))
-        return bsi_fail(BS_FORMAT, "expected an object, found %s", bsi_json_type(o));
+        return bsi_fail(BS_FORMAT, "expected an object, found %s", bsi_tokjson_type(o));
     for (const cJSON *m = o->child; m; m = m->next) {
         size_t n = strlen(m->string);
         const cJSON *text = cJSON_IsObject(m) ? cJSON_GetObjectItemCaseSensitive(m, "content") : m;
@@ -261,13 +261,13 @@ done:
 
 /* ---- open ------------------------------------------------------------------------------------------------------ */
 
-static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_json *vocab, bsi_json *merges)
+static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
     /* truncation and padding arrange batches; the ids of a text do not depend on them. */
     static const char *const keys[] = {"version",        "truncation",     "padding",
                                        "added_tokens",   "normalizer",     "pre_tokenizer",
                                        "post_processor", "decoder",        "model", NULL};
-    BSI_TRY(bsi_json_only(o, "the file", keys));
+    BSI_TRY(bsi_tokjson_only(o, "the file", keys));
     BSI_TRY(bsi_norms_read(&t->norms, cJSON_GetObjectItemCaseSensitive(o, "normalizer")));
     BSI_TRY(bsi_pretoks_read(&t->pretoks, cJSON_GetObjectItemCaseSensitive(o, "pre_tokenizer")));
     BSI_TRY(bsi_decoders_read(&t->decoders, cJSON_GetObjectItemCaseSensitive(o, "decoder")));
@@ -281,9 +281,9 @@ static bs_status read_tokenizer(bs_tok *t, const char *path)
     char *text = NULL;
     size_t n;
     cJSON *tree = NULL;
-    bsi_json vocab, merges;
+    bsi_tokjson vocab, merges;
     BSI_TRY(bsi_file_read(path, MAX_FILE, &text, &n));
-    bs_status st = bsi_json_open(text, n, &tree, &vocab, &merges);
+    bs_status st = bsi_tokjson_open(text, n, &tree, &vocab, &merges);
     if (st == BS_OK)
         st = read_tree(t, tree, &vocab, &merges);
     cJSON_Delete(tree);

@@ -33,8 +33,7 @@ static bsi_slot *find(const bsi_vocab *v, const char *s, size_t n, uint64_t h)
         bsi_slot *slot = &v->slot[i];
         if (slot->id == BSI_NO_ID)
             return slot;
-        const bsi_piece *p = &v->piece[slot->id];
-        if (slot->tag == tag && p->len == n && !memcmp(v->arena.p + p->at, s, n))
+        if (slot->tag == tag && slot->piece.len == n && !memcmp(v->arena.p + slot->piece.at, s, n))
             return slot;
     }
 }
@@ -54,9 +53,9 @@ static bs_status rehash(bsi_vocab *v, size_t slots)
     v->slots = slots;
     for (size_t i = 0; i < n; i++)
         if (old[i].id != BSI_NO_ID) {
-            const bsi_piece *p = &v->piece[old[i].id];
-            const char *s = v->arena.p + p->at;
-            *find(v, s, p->len, hash(s, p->len)) = old[i];
+            const char *s = v->arena.p + old[i].piece.at;
+            size_t len = old[i].piece.len;
+            *find(v, s, len, hash(s, len)) = old[i];
         }
     bsi_free(old);
     return BS_OK;
@@ -91,7 +90,7 @@ static bs_status add(bsi_vocab *v, size_t n, uint32_t id)
         return bsi_fail(BS_FORMAT, "piece '%.*s' has the ids %u and %u", (int)BSI_MIN(n, 80u), s, slot->id,
                         id);
     *p = (bsi_piece){at, (uint32_t)n};
-    *slot = (bsi_slot){(uint32_t)(h >> 32), id};
+    *slot = (bsi_slot){(uint32_t)(h >> 32), id, *p};
     v->used++;
     return BS_OK;
 }
@@ -102,29 +101,36 @@ bs_status bsi_vocab_add(bsi_vocab *v, const char *s, size_t n, uint32_t id)
     return add(v, n, id);
 }
 
-bs_status bsi_vocab_read(bsi_vocab *v, bsi_json *j)
+bs_status bsi_vocab_read(bsi_vocab *v, bsi_tokjson *j)
 {
-    if (!bsi_json_take(j, '{'))
-        return bsi_json_fail(j, "an object of pieces and ids");
-    if (bsi_json_take(j, '}'))
+    if (!bsi_tokjson_take(j, '{'))
+        return bsi_tokjson_fail(j, "an object of pieces and ids");
+    if (bsi_tokjson_take(j, '}'))
         return BS_OK;
     do {
         uint32_t id;
         size_t from = v->arena.n;
-        BSI_TRY(bsi_json_string(j, &v->arena));
-        if (!bsi_json_take(j, ':'))
-            return bsi_json_fail(j, "':'");
+        BSI_TRY(bsi_tokjson_string(j, &v->arena));
+        if (!bsi_tokjson_take(j, ':'))
+            return bsi_tokjson_fail(j, "':'");
         BSI_TRY(bsi_tokjson_uint(j, BSI_MAX_ID, &id));
         BSI_TRY(add(v, v->arena.n - from, id));
-    } while (bsi_json_take(j, ','));
-    if (!bsi_json_take(j, '}'))
-        return bsi_json_fail(j, "',' or '}'");
-    return BS_OK;
+    } while (bsi_tokjson_take(j, ','));
+    v->model_end = v->arena.n;
+    return bsi_tokjson_take(j, '}') ? BS_OK : bsi_tokjson_fail(j, "',' or '}'");
 }
 
 uint32_t bsi_vocab_id(const bsi_vocab *v, const char *s, size_t n)
 {
     return v->slots ? find(v, s, n, hash(s, n))->id : BSI_NO_ID;
+}
+
+uint32_t bsi_vocab_model_id(const bsi_vocab *v, const char *s, size_t n)
+{
+    if (!v->slots)
+        return BSI_NO_ID;
+    const bsi_slot *slot = find(v, s, n, hash(s, n));
+    return slot->piece.at < v->model_end ? slot->id : BSI_NO_ID; /* a free slot: at is UINT32_MAX */
 }
 
 void bsi_vocab_free(bsi_vocab *v)
