@@ -65,7 +65,7 @@ function methods:forward_backward(micros, opts)
   if embedding then
     local id = self.base[self.model.family.embed.name]
     for j = 0, #micros - 1 do
-      self.rows:grad(self.store, self.keys.g, j, self.model.config.embed_scale or 1.0, self.params, id)
+      self.rows:grad(self.store, self.keys.g, j, self.model.embed_scale, self.params, id)
     end
   end
   return self.head:loss(), count

@@ -5,6 +5,7 @@ package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local family = require "bs.family"
 local job = require "bs.job"
+local model = require "bs.model"
 local models = require "family_models"
 local plain = require "plain"
 local tiny = require "tiny"
@@ -72,6 +73,19 @@ local default = {
   prefix = "model.layers.", embed = "model.embed_tokens", final = "model.norm", layers = 3, heads = 4, kv_heads = 2,
   dim = 8, hidden = 40, eps = 1e-6, act = "silu", norms = usual, turn = "half", freq = always(plain.freq(10000, 8)),
 }
+
+it("embedding rows of Gemma are multiplied by a number of the type that is computed in", function()
+  local bf16 = { [640] = 25.25, [1152] = 34, [2304] = 48, [2560] = 50.5, [3584] = 59.75, [3840] = 62,
+                 [4608] = 68, [5376] = 73.5 }
+  local dir = tiny.folder "embed_scale"
+  for channels, want in pairs(bf16) do
+    local hf = { model_type = "gemma3_text", vocab_size = 4, hidden_size = channels, intermediate_size = 1,
+      num_hidden_layers = 1, num_attention_heads = 1, num_key_value_heads = 1, head_dim = 2 }
+    tiny.checkpoint(dir, family.find(hf), hf, "bf16")
+    assert.equal(want, model.open(dir, { compute = "bf16" }).embed_scale)
+    assert.is_true(math.abs(model.open(dir).embed_scale / math.sqrt(channels) - 1) < 6e-8)
+  end
+end)
 
 describe("the formulas of", function()
   local names = {}
