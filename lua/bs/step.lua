@@ -107,7 +107,8 @@ function methods:step(micros, opts)
   end
   local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
   local norm = self.params:norm()
-  for what, v in pairs { loss = loss, ["the gradient's norm"] = norm } do
+  for _, check in ipairs { { "loss", loss }, { "the gradient's norm", norm } } do
+    local what, v = table.unpack(check)
     if not health.finite_number(v) then
       drop(self)
       health.diagnose(self, micros, what)
