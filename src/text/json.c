@@ -143,34 +143,33 @@ bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out)
     return BS_OK;
 }
 
-/* Past one value, looking only at brackets and strings. */
+static bool skip_string(bsi_tokjson *j)
+{
+    for (j->p++; j->p < j->end && *j->p != '"'; j->p++)
+        if (*j->p == '\\' && j->p + 1 < j->end)
+            j->p++;
+    return j->p++ < j->end;
+}
+
+/* Past one value, looking only at brackets and strings: what is skipped is parsed elsewhere. */
 static bs_status skip(bsi_tokjson *j)
 {
     size_t depth = 0;
     bsi_tokjson_space(j);
     const char *from = j->p;
-    for (; j->p < j->end; j->p++) {
+    while (j->p < j->end && (depth || strchr("\"[{", *j->p))) {
         char c = *j->p;
-        if (c == '"') {
-            for (j->p++; j->p < j->end && *j->p != '"'; j->p++)
-                if (*j->p == '\\')
-                    j->p++;
-            if (j->p >= j->end)
-                break;
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if ((c == '}' || c == ']') && depth) {
-            depth--;
-        } else if (depth || !strchr(",}] \n\r\t", c)) {
-            continue;
-        }
-        if (!depth) {
-            j->p += strchr("\"}]", c) && j->p >= from && (c == '"' || *from == '{' || *from == '[');
-            return j->p > from ? BS_OK : bsi_tokjson_fail(j, "a value");
-        }
+        if (c == '"' && !skip_string(j))
+            break;
+        j->p += c != '"';
+        depth += c == '{' || c == '[';
+        depth -= c == '}' || c == ']';
+        if (!depth)
+            return BS_OK;
     }
-    j->p = j->end;
-    return bsi_tokjson_fail(j, "the end of a value");
+    while (!depth && j->p < j->end && !strchr(",}] \n\r\t", *j->p))
+        j->p++;
+    return j->p < j->end && j->p > from ? BS_OK : bsi_tokjson_fail(j, "a whole value");
 }
 
 /* The next key of the object that j is in, into key; *more false: the object has ended. */

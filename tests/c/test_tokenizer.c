@@ -24,10 +24,16 @@ typedef struct opened {
     bs_tok_work *w;
 } opened;
 
+/* t NULL: the build lacks a library that the file needs. */
 static opened open_path(const char *path)
 {
     opened o = {0};
-    if (bs_tok_open(path, &o.t) != BS_OK || bs_tok_work_new(o.t, &o.w) != BS_OK)
+    bs_status st = bs_tok_open(path, &o.t);
+    if (st == BS_UNSUPPORTED && !(BS_HAVE_PCRE2 && BS_HAVE_UTF8PROC)) {
+        ASSERT_ERROR("this build lacks");
+        return o;
+    }
+    if (st != BS_OK || bs_tok_work_new(o.t, &o.w) != BS_OK)
         fail_msg("%s", bs_error()->msg);
     return o;
 }
@@ -166,15 +172,14 @@ static void test_cases(void **state)
         opened o = open_text(json);
         const char *name = get(c, "name")->valuestring;
         const cJSON *text = get(tree, "texts")->child, *row;
-        cJSON_ArrayForEach(row, get(c, "rows"))
-        {
+        for (row = o.t ? get(c, "rows")->child : NULL; row; row = row->next) {
             check_ids(&o, text, BS_TOK_SPECIAL, get(row, "ids"), name);
             check_text(&o, get(row, "ids"), 0, get(row, "text"), name);
             check_text(&o, get(row, "ids"), BS_TOK_SKIP_SPECIAL, get(row, "plain"), name);
             check_spans(&o, text);
             text = text->next;
         }
-        assert_null(text);
+        assert_true(!o.t || !text);
         shut(&o);
         cJSON_free(json);
     }
@@ -208,6 +213,9 @@ static void test_published(void **state)
         unpack(path, "tokenizer_config.json");
         opened o = open_path(tmpdir_path);
         const cJSON *text = get(tree, "strings")->child, *row;
+        tokenizers++;
+        if (!o.t)
+            continue;
         cJSON_ArrayForEach(row, get(c, "rows"))
         {
             check_ids(&o, text, 0, get(row, "ids"), c->string);
@@ -218,7 +226,6 @@ static void test_published(void **state)
         check_ids(&o, hello, BS_TOK_SPECIAL, get(c, "bos_row"), c->string);
         assert_true(bs_tok_special(o.t, "eos") >= 0);
         shut(&o);
-        tokenizers++;
     }
     assert_int_equal(tokenizers, 6);
     cJSON_Delete(hello);
@@ -874,11 +881,9 @@ int main(void)
 #if BS_HAVE_UTF8PROC
         cmocka_unit_test(test_many_marks),
 #endif
-#if BS_HAVE_PCRE2 && BS_HAVE_UTF8PROC
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_published),
-#endif
     };
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }
