@@ -36,6 +36,8 @@ typedef enum bsk_op {
     BSK_COLSUM,       /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
     BSK_RMSNORM,      /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
     BSK_RMSNORM_BWD,  /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
+    BSK_LAYERNORM,    /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
+    BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
     BSK_ROPE,         /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
     BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
@@ -129,11 +131,18 @@ void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, in
                         const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                         int64_t ldc);
 void bsk_expand_f32(bsk_par *par, int dtype, const void *src, float *dst, int64_t N, float scale);
+/* The same rounded to bf16, nearest even. */
+void bsk_expand_bf16(bsk_par *par, int dtype, const void *src, uint16_t *dst, int64_t N, float scale);
 void bsk_rmsnorm_f32(bsk_par *par, const float *x, const float *w, float *y, float *rstd, int64_t T,
                      int64_t C, bool one_plus, float eps);
 void bsk_rmsnorm_bwd_f32(bsk_par *par, const float *x, const float *w, const float *rstd,
                          const float *dy, float *dx, float *dw, int64_t T, int64_t C, bool one_plus,
                          bool add);
+void bsk_layernorm_f32(bsk_par *par, const float *x, const float *w, const float *b, float *y,
+                       float *stats, int64_t T, int64_t C, float eps);
+void bsk_layernorm_bwd_f32(bsk_par *par, const float *x, const float *w, const float *stats,
+                           const float *dy, float *dx, float *dw, float *db, int64_t T, int64_t C,
+                           bool add);
 void bsk_rope_f32(bsk_par *par, const float *x, const int32_t *pos, const float *freq, float *y,
                   int64_t T, int64_t H, int64_t D, int64_t n_freq, int style, bool inverse,
                   float scaling);

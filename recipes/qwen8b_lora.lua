@@ -16,27 +16,28 @@ local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors)" },
   data = { "", "training rows, JSON lines" },
   valid = { "", "held-out rows: evaluated before, during and after training" },
-  out = { "adapter", "folder for the PEFT adapter" },
-  device = { "cpu", "cpu, or check:cpu to find races" },
+  out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
+  device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
+  dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
   ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
-  home = { "auto", "where blocks live between visits: auto, gpu, ram, disk" },
-  steps = { 60, "optimizer steps" },
-  step_tokens = { 2048, "tokens of an optimizer step" },
-  micro_tokens = { 512, "tokens of a micro-batch at most; longer rows are dropped and counted" },
-  lr = { 2e-4, "learning rate" },
-  weight_decay = { 0.0, "decoupled weight decay" },
-  clip = { 1.0, "bound of the gradient's global norm; 0: off" },
-  r = { 16, "rank of the adapters" },
+  home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
+  steps = { 60, "optimizer steps", 1 },
+  step_tokens = { 2048, "tokens of an optimizer step", 2 },
+  micro_tokens = { 512, "tokens of a micro-batch at most; longer rows are dropped and counted", 2, 1 << 20 },
+  lr = { 2e-4, "learning rate", 0, 1e3 },
+  weight_decay = { 0.0, "decoupled weight decay", 0, 1e3 },
+  clip = { 1.0, "bound of the gradient's global norm; 0: off", 0 },
+  r = { 16, "rank of the adapters", 1 },
   alpha = { 32.0, "the adapters' scale is alpha/r" },
   rslora = { false, "scale alpha/sqrt(r) instead" },
-  dropout = { 0.0, "dropout of the adapters' input" },
+  dropout = { 0.0, "dropout of the adapters' input", 0, 0.99 },
   targets = { { "all" }, "all, or names: q_proj,v_proj; or groups of the family: attention,mlp" },
   top_fraction = { 1.0, "adapters on this upper part of the layers only" },
   seed = { 1, "of initialisation, dropout and data order" },
-  eval_every = { 0, "evaluate every so many steps; 0: before and after only" },
-  max_refused = { 0.05, "largest share of rows that may be unusable" },
-  threads = { 0, "compute threads; 0: all cores" },
+  eval_every = { 0, "evaluate every so many steps; 0: before and after only", 0 },
+  max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
+  threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 })
 
 local function say(fmt, ...)
@@ -45,18 +46,30 @@ local function say(fmt, ...)
 end
 
 if cfg.model == "" or cfg.data == "" then bs.fail(2, "model=DIR and data=FILE.jsonl are required (try: help)") end
-bs.check_folder(cfg.out)
+if cfg.out ~= "" then
+  local ok, message = pcall(bs.check_folder, cfg.out)
+  if not ok then bs.fail(1, "out=%s: %s", cfg.out, message) end
+end
+for _, name in ipairs { "data", "valid" } do
+  -- Rows are read again when a step needs them, so a pipe will not do.
+  if cfg[name] ~= "" and not bs.is_file(cfg[name]) then
+    bs.fail(1, "%s=%s: there is no such file", name, cfg[name])
+  end
+end
 
 -- A budget: a size, or a share of the free memory when it is left to us.
 local function budget(name, share)
   if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
-  return args.size(cfg[name]) or bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name])
+  local bytes = args.size(cfg[name])
+  if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
+  return bytes
 end
 
 local process = bs.rss()
 local micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens))
 local j <close> = job.new {
-  model = cfg.model, device = cfg.device, home = cfg.home, micro_tokens = cfg.micro_tokens, micros = micros,
+  model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home,
+  micro_tokens = cfg.micro_tokens, micros = micros,
   vram = budget("vram", 0.5), ram = budget("ram", 0.25),
   seed = cfg.seed, threads = cfg.threads,
   lora = {
@@ -79,8 +92,9 @@ end
 
 local trained = 0
 for _, a in ipairs(j.adapters) do trained = trained + a.r * (a.inn + a.out) end
-say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
-  m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6)
+say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters; computes in %s",
+  cfg.model, m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6,
+  m.compute)
 say("plan: %s", plan.describe(j, j.choice))
 local rows = open_rows(cfg.data)
 local valid = cfg.valid ~= "" and open_rows(cfg.valid) or nil

@@ -22,15 +22,36 @@ local function check_config(path, config)
   for key, plain in pairs(refused) do
     local v = config[key]
     if v ~= nil and v ~= bs.json.null and v ~= plain and not (type(v) == "table" and not next(v)) then
-      bs.fail(1, "%s: '%s' = %s is not supported", path, key, tostring(v))
+      bs.fail(1, "%s: '%s' = %s is not supported", path, key, bs.json.encode(v))
     end
-  end
-  for _, key in ipairs { "r", "lora_alpha" } do
-    if type(config[key]) ~= "number" then bs.fail(1, "%s: '%s' must be a number", path, key) end
   end
 end
 
-local function pattern(v) return type(v) == "table" and v ~= bs.json.null and v or {} end
+local function given(v, default)
+  if v == nil or v == bs.json.null then return default end
+  return v
+end
+
+-- The specification that a config describes; its numbers are checked.
+local function spec_of(path, config)
+  for _, key in ipairs { "rank_pattern", "alpha_pattern" } do
+    local v = given(config[key], {})
+    if type(v) ~= "table" then bs.fail(1, "%s: '%s' must be an object", path, key) end
+    for name in pairs(v) do
+      if type(name) ~= "string" then bs.fail(1, "%s: '%s' must be an object", path, key) end
+    end
+  end
+  for _, key in ipairs { "r", "lora_alpha" } do
+    if given(config[key]) == nil then bs.fail(1, "%s: '%s' is missing", path, key) end
+  end
+  local ok, spec = pcall(lora.spec, {
+    rslora = given(config.use_rslora, false), r = config.r, alpha = config.lora_alpha,
+    dropout = given(config.lora_dropout, 0), rank_pattern = given(config.rank_pattern, {}),
+    alpha_pattern = given(config.alpha_pattern, {}),
+  })
+  if not ok then bs.fail(1, "%s: %s", path, tostring(spec)) end
+  return spec
+end
 
 --- Read a folder for a model. Returns the adapter list (as lora.select) and a table of arrays
 -- {full -> {a, b}} in f32, and the config.
@@ -38,6 +59,7 @@ function adapter.load(m, dir)
   local path = dir .. "/adapter_config.json"
   local config = checkpoint.read_json(path)
   check_config(path, config)
+  local spec = spec_of(path, config)
   local file, message = bs.safetensors.open(dir .. "/adapter_model.safetensors")
   if not file then bs.fail(1, "%s", message) end
   local prefix, linears, found = m.family.peft_prefix, {}, {}
@@ -49,14 +71,12 @@ function adapter.load(m, dir)
       bs.fail(1, "%s: tensor '%s' belongs to no linear of this model; is the adapter of another "
         .. "model?", file:path(), t.name)
     end
+    if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
+      bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
+    end
     found[name] = found[name] or {}
     found[name][ab == "A" and "a" or "b"] = file:read(t.name):cast("f32")
   end
-  local spec = {
-    rslora = config.use_rslora == true, r = config.r, alpha = config.lora_alpha,
-    dropout = type(config.lora_dropout) == "number" and config.lora_dropout or 0,
-    rank_pattern = pattern(config.rank_pattern), alpha_pattern = pattern(config.alpha_pattern),
-  }
   local list = adapter.match(m, spec, found, file:path())
   file:close()
   return list, found, config
@@ -120,7 +140,8 @@ local function peft_config(job, list)
   }
 end
 
---- Write the job's adapter to a folder (made if absent); existing files are replaced whole or not at all.
+--- Write the job's adapter to a folder (made if absent). Both files are whole on the disk before the old
+-- adapter is touched; what fails leaves it as it was.
 function adapter.save(job, dir)
   local arrays = {}
   for _, a in ipairs(job.adapters) do
@@ -128,8 +149,14 @@ function adapter.save(job, dir)
   end
   local config = peft_config(job, job.adapters)
   bs.mkdir(dir)
-  bs.safetensors.write(dir .. "/adapter_model.safetensors", arrays, { format = "pt" })
-  bs.write_file(dir .. "/adapter_config.json", bs.json.encode(config, { pretty = true }) .. "\n")
+  local path, new = dir .. "/adapter_config.json", dir .. "/adapter_config.json.new"
+  bs.write_file(new, bs.json.encode(config, { pretty = true }) .. "\n")
+  local ok, message = pcall(bs.safetensors.write, dir .. "/adapter_model.safetensors", arrays, { format = "pt" })
+  if ok then ok, message = os.rename(new, path) end
+  if not ok then
+    os.remove(new)
+    error(message, 0)
+  end
 end
 
 return adapter

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Arguments of recipes: `key=value` words against a table of settings, {name = {default, "help"}}.
+-- Arguments of recipes: `key=value` words against a table of settings, {name = {default, "help"}}; a
+-- number may have bounds, {default, "help", least, most}, and a text the words that it may be.
 -- The type of a value is that of its default: a boolean, an integer, a float, a string, or a list
 -- (written a,b,c; its items take the type of the default's first item). Integers accept sizes (64MB,
 -- 1.5GiB), floats accept fractions (1/8). The word `help` prints the settings.
@@ -72,10 +73,23 @@ local function list(text, default)
   return out
 end
 
-local function read(text, default)
+-- The value of a setting; nil and what is expected.
+local function read(text, setting)
+  local default, least, most = setting[1], setting[3], setting[4]
   local k = kind(default)
   if k == "table" then return list(text, default) end
-  return convert[k](text), expected[k]
+  local value, wanted = convert[k](text), expected[k]
+  if type(least) == "table" then
+    wanted = "one of " .. table.concat(least, ", ")
+    for _, word in ipairs(least) do
+      if word == value then return value end
+    end
+    return nil, wanted
+  end
+  if value and least and (value < least or value > (most or value)) then
+    return nil, most and string.format("%g to %g", least, most) or string.format("at least %g", least)
+  end
+  return value, wanted
 end
 
 local function show(value)
@@ -93,10 +107,10 @@ end
 
 -- Edits (insert, delete, replace, swap of neighbours) that turn a into b.
 local function distance(a, b)
-  local before, last, row = {}, {}, {}
+  local before, last = {}, {}
   for j = 0, #b do last[j] = j end
   for i = 1, #a do
-    row = {[0] = i}
+    local row = {[0] = i}
     for j = 1, #b do
       local same = a:byte(i) == b:byte(j)
       row[j] = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (same and 0 or 1))
@@ -157,7 +171,7 @@ function args.parse(words, settings, about)
     elseif given[name] then
       args.fail(USAGE, "setting '%s' is given twice", name)
     end
-    local value, wanted = read(text, settings[name][1])
+    local value, wanted = read(text, settings[name])
     if value == nil then
       args.fail(USAGE, "setting '%s': %s expected, got '%s'", name, wanted, text)
     end

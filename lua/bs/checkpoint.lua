@@ -22,12 +22,6 @@ function checkpoint.read_json(path)
   return value
 end
 
-local function exists(path)
-  local f = io.open(path, "rb")
-  if f then f:close() end
-  return f ~= nil
-end
-
 local function add_shard(self, dir, shard, wanted)
   local path = dir .. "/" .. shard
   local file, message = bs.safetensors.open(path)
@@ -52,7 +46,7 @@ local function open_sharded(self, dir, index_path)
   for name, shard in pairs(map) do
     if type(shard) ~= "string" or shard:find("/", 1, true) then
       bs.fail(1, "%s: tensor '%s' maps to %s; the name of a file in the folder is expected",
-        index_path, name, tostring(shard))
+        index_path, name, bs.json.encode(shard))
     end
     if not seen[shard] then
       seen[shard] = true
@@ -62,7 +56,7 @@ local function open_sharded(self, dir, index_path)
   table.sort(shards)
   local missing = {}
   for _, shard in ipairs(shards) do
-    if not exists(dir .. "/" .. shard) then missing[#missing + 1] = shard end
+    if not bs.is_file(dir .. "/" .. shard) then missing[#missing + 1] = shard end
   end
   if #missing > 0 then
     bs.fail(1, "%s names files that are not there: %s; download them again", index_path,
@@ -80,14 +74,14 @@ end
 function checkpoint.open(dir)
   dir = dir:gsub("/+$", "")
   local self = { dir = dir, tensors = {}, files = {} }
-  if not exists(dir .. "/config.json") then
+  if not bs.is_file(dir .. "/config.json") then
     bs.fail(1, "%s: there is no config.json; model= must name a Hugging Face checkpoint folder", dir)
   end
   self.config = checkpoint.read_json(dir .. "/config.json")
   local index = dir .. "/model.safetensors.index.json"
-  if exists(dir .. "/model.safetensors") then
+  if bs.is_file(dir .. "/model.safetensors") then
     add_shard(self, dir, "model.safetensors")
-  elseif exists(index) then
+  elseif bs.is_file(index) then
     open_sharded(self, dir, index)
   else
     bs.fail(1, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir)
@@ -103,15 +97,15 @@ function checkpoint.tensor(self, name, dims)
   if not t then
     bs.fail(1, "%s: tensor '%s' %s is missing; config.json asks for it", self.dir, name, shape(dims))
   end
+  if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
+    bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
+      t.dtype)
+  end
   local same = #t.dims == #dims
   for i = 1, same and #dims or 0 do same = same and t.dims[i] == dims[i] end
   if not same then
     bs.fail(1, "%s: tensor '%s' is %s, config.json implies %s", t.path, name, shape(t.dims),
       shape(dims))
-  end
-  if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
-    bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
-      t.dtype)
   end
   return t
 end

@@ -9,6 +9,7 @@ local driver = {}
 local K, kind_name = program.kind, program.kind_name
 
 -- Scope of one (visit, micro-batch) and the context that stages see.
+-- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
 local function enter(job, run, v, j, tape, suffix)
   local label = ("layer %d %s%s, micro-batch %d"):format(v.layer, kind_name[v.kind], suffix or "", j)
   local scope = job.engine:scope {
@@ -17,7 +18,10 @@ local function enter(job, run, v, j, tape, suffix)
   local ctx = {
     layer = v.layer, micro = j,
     attend = function(q, k, val, cfg) return bs.op.attention(q, k, val, cfg) end,
-    rope = function(x, heads, name) return bs.op.rope(x, job.ropes[name or "default"], heads) end,
+    rope = function(x, heads, name)
+      local r = job.ropes[name or "default"]
+      return bs.op.rope(x, job.batch:longest(j) > r.most and r.long or r.short, heads)
+    end,
   }
   return scope, ctx
 end
@@ -36,6 +40,9 @@ local function observe(run, job, kind, layer)
   if not run.observe then return end
   for j = 0, run.micros - 1 do run.observe(kind, layer, j, job.store:read(job.keys.h[layer], j)) end
 end
+
+-- A sum of a staged layer as ops take it: sums are f32 whatever is computed in.
+local function get_sum(job, key, j) return bs.op.activation(job.store:get(key, j)) end
 
 local handler = {}
 
@@ -99,7 +106,7 @@ handler[K.experts] = function(job, run, v)
   if v.stage ~= #layer.groups then return end
   for j = 0, run.micros - 1 do
     local scope <close>, ctx = enter(job, run, v, j, false, " join")
-    local y = fam.stages.join(c, job.store:get(keys.mix_h, j), job.store:get(keys.y, j), ctx)
+    local y = fam.stages.join(c, job.store:get(keys.mix_h, j), get_sum(job, keys.y, j), ctx)
     remember(run, v.layer .. "/" .. j .. "/join", scope)
     job.store:put(keys.h[v.layer + 1], j, y)
   end
@@ -112,7 +119,7 @@ handler[K.remix] = function(job, run, v)
   for j = 0, run.micros - 1 do
     mix_forward(job, run, v, j, v.layer .. "/" .. j)
     local scope <close>, ctx = enter(job, run, v, j, true, " join")
-    local h, y = job.store:get(keys.mix_h, j), job.store:get(keys.y, j)
+    local h, y = job.store:get(keys.mix_h, j), get_sum(job, keys.y, j)
     h:want_grad()
     y:want_grad()
     local out = fam.stages.join(c, h, y, ctx)
@@ -152,31 +159,35 @@ handler[K.mix_backward] = function(job, run, v)
     if want then x:want_grad() end
     local h, u, r = fam.stages.mix(c, w, x, ctx)
     compare(run, v.layer .. "/" .. j, scope, v)
-    scope:backward { { h, job.store:get(keys.mix_dh, j) }, { u, job.store:get(keys.mix_du, j) },
-                     { r, job.store:get(keys.mix_dr, j) } }
+    scope:backward { { h, job.store:get(keys.mix_dh, j) }, { u, get_sum(job, keys.mix_du, j) },
+                     { r, get_sum(job, keys.mix_dr, j) } }
     if want then job.store:put(keys.g, j, x:grad()) end
   end
 end
 
+local function final_norm(job, x)
+  return job.model.final_norm(job.model.config, job.weights.head, x)
+end
+
 handler[K.norm] = function(job, run, v)
-  local c, keys = job.model.config, job.keys
+  local keys = job.keys
   job.head:begin(run.head_mode, run.count)
   for j = 0, run.micros - 1 do
     local _ <close> = enter(job, run, v, j, false)
-    local x = bs.op.rmsnorm(job.store:get(keys.h[v.layer], j), job.weights.norm, c.eps, c.norm_one_plus)
+    local x = final_norm(job, job.store:get(keys.h[v.layer], j))
     if run.head_mode ~= "logits" then x = bs.op.labelled(x) end
     job.head:put(j, x)
   end
 end
 
 handler[K.tile] = function(job, run, v)
-  local tile = job.model.tiles[v.stage]
-  for j = 0, run.micros - 1 do job.head:tile(j, job.weights.tiles[v.stage], tile.first) end
+  local tile, w = job.model.tiles[v.stage], job.weights.tiles[v.stage]
+  for j = 0, run.micros - 1 do job.head:tile(j, w.weight, tile.first, w.bias) end
 end
 
 handler[K.tile_gradient] = function(job, run, v)
-  local tile = job.model.tiles[v.stage]
-  for j = 0, run.micros - 1 do job.head:tile_grad(j, job.weights.tiles[v.stage], tile.first) end
+  local tile, w = job.model.tiles[v.stage], job.weights.tiles[v.stage]
+  for j = 0, run.micros - 1 do job.head:tile_grad(j, w.weight, tile.first, w.bias) end
 end
 
 handler[K.norm_backward] = function(job, run, v)
@@ -185,7 +196,7 @@ handler[K.norm_backward] = function(job, run, v)
     local scope <close> = enter(job, run, v, j, true)
     local x = job.store:get(keys.h[v.layer], j)
     if run.lowest < c.layers then x:want_grad() end
-    local y = bs.op.labelled(bs.op.rmsnorm(x, job.weights.norm, c.eps, c.norm_one_plus))
+    local y = bs.op.labelled(final_norm(job, x))
     scope:backward { { y, job.head:finish(j) } }
     if run.lowest < c.layers then
       local g = x:grad()

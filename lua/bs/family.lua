@@ -4,11 +4,17 @@
 -- needs no registration.
 local bs = require "bs"
 
-local family = { shipped = { "llama", "qwen3" } }
+local family = {
+  shipped = {
+    "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2", "gemma3_text", "phi3", "glm",
+    "glm4", "phi",
+  },
+}
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 
-local function check(m, name)
+--- A family with all that is required of one.
+function family.check(m, name)
   if type(m) ~= "table" or type(m.model_types) ~= "table" then
     bs.fail(1, "family '%s': the module must return a table with model_types", name)
   end
@@ -30,13 +36,13 @@ function family.find(hf)
   for _, name in ipairs(family.shipped) do
     local m = require("bs.family." .. name)
     for _, t in ipairs(m.model_types) do
-      if t == kind then return check(m, name) end
+      if t == kind then return family.check(m, name) end
     end
   end
   if kind:match("^[%w_]+$") then
     for _, name in ipairs { "bs.family." .. kind, kind } do
       if package.loaded[name] or package.searchpath(name, package.path) then
-        local m = check(require(name), name)
+        local m = family.check(require(name), name)
         for _, t in ipairs(m.model_types) do
           if t == kind then return m end
         end

@@ -4,16 +4,12 @@
 local bs = require "bs"
 
 local health = {}
+local PIECE <const> = 1 << 20 -- bytes of a file that are looked at together; whole elements of every dtype
 
-local function finite_number(v) return v == v and v ~= math.huge and v ~= -math.huge end
-health.finite_number = finite_number
+function health.finite_number(v) return v == v and v ~= math.huge and v ~= -math.huge end
 
-local function finite(a)
-  for i = 1, a:count() do
-    if not finite_number(a:get(i)) then return false end
-  end
-  return true
-end
+-- A value that is not finite makes the error infinite, of an array against itself too.
+local function finite(a) return bs.array.rel_err(a, a) ~= math.huge end
 
 -- The first boundary (0 = embeddings, i = output of layer i-1) that is not finite, or nil.
 local function first_bad_boundary(job, micros)
@@ -37,18 +33,47 @@ local function suspect_blocks(job, boundary)
   return blocks
 end
 
+-- Are the bytes of a tensor (or of the rows of one that a tile has) all finite? Never all in memory.
+local function finite_in_file(path, t)
+  local file <close> = assert(io.open(path, "rb"))
+  local left, per = t.bytes, bs.array.new(t.dtype, { 1 }):bytes()
+  file:seek("set", t.offset)
+  while left > 0 do
+    local bytes = file:read(math.min(left, PIECE))
+    if not bytes then bs.fail(1, "%s ends inside tensor '%s'", path, t.name) end
+    if not finite(bs.array.new(t.dtype, { #bytes // #per }, bytes)) then return false end
+    left = left - #bytes
+  end
+  return true
+end
+
 local function bad_tensor(m, blocks)
   for _, block in ipairs(blocks) do
-    for t = 0, m.manifest:block_info(block).n_tensors - 1 do
-      local name = m.manifest:tensor_info(block, t).name
-      local file <close> = assert(bs.safetensors.open(m.checkpoint.tensors[name].path))
-      if not finite(file:read(name)) then return m.manifest:block_info(block).name, name, file:path() end
+    local info = m.manifest:block_info(block)
+    for i = 0, info.n_tensors - 1 do
+      local t = m.manifest:tensor_info(block, i)
+      local path = m.checkpoint.tensors[t.name].path
+      if not finite_in_file(path, t) then return info.name, t.name, path end
     end
+  end
+end
+
+local function bad_parameter(job)
+  local names, values = {}, job:parameters()
+  for name in pairs(values) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    if not finite(values[name]) then return name end
   end
 end
 
 --- Name what made `what` ("loss", ...) non-finite; raises with exit status 5.
 function health.diagnose(job, micros, what)
+  local unchanged = "nothing was changed by this step"
+  local parameter = bad_parameter(job)
+  if parameter then
+    bs.fail(5, "%s is not finite: the adapter's '%s' holds NaN or infinity; %s", what, parameter, unchanged)
+  end
   local boundary = first_bad_boundary(job, micros)
   local m = job.model
   local block, name, path = bad_tensor(m, suspect_blocks(job, boundary))
@@ -57,12 +82,11 @@ function health.diagnose(job, micros, what)
     path = m.checkpoint.tensors[name].path
   end
   if block then
-    bs.fail(5, "%s is not finite: block '%s', tensor '%s' of %s holds NaN or infinity; nothing was "
-      .. "changed by this step", what, block, name, path)
+    bs.fail(5, "%s is not finite: block '%s', tensor '%s' of %s holds NaN or infinity; %s", what, block, name,
+      path, unchanged)
   end
-  bs.fail(5, "%s is not finite, though the weights are%s; nothing was changed by this step: lower lr= or "
-    .. "look at its data", what,
-    boundary and (" (first seen in the output of layer %d)"):format(boundary - 1) or "")
+  bs.fail(5, "%s is not finite, though the weights are%s; %s: lower lr= or look at its data", what,
+    boundary and (" (first seen in the output of layer %d)"):format(boundary - 1) or "", unchanged)
 end
 
 return health

@@ -8,6 +8,7 @@
 -- A micro-batch is {row_len = {...}, ids = {...}, labels = {...} or nil, row_id = {...} or nil}.
 local bs = require "bs"
 local adapter = require "bs.adapter"
+local args = require "bs.args"
 local lora = require "bs.lora"
 local model = require "bs.model"
 local nn = require "bs.nn"
@@ -20,36 +21,73 @@ local mt = { __index = methods, __name = "bs.job" }
 
 local UNBOUNDED = 1 << 60
 --- Settings and their defaults. vram and ram: bytes of the device pool and of every accounted host byte.
+-- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
+-- the device may be meta, which counts memory and computes nothing.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
-  trainable = "lora",
+  trainable = "lora", dtype = "f32",
 }
 
-local known = {
-  model = true, lora = true, adapter = true, io = true, rates = true, logits = true, device_options = true,
-  family = true, group = true, log = true,
+-- Settings without a default, and their types.
+local optional = {
+  model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
+  device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
 }
+
+-- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
+local MANY <const> = 1 << 20
+local integers = {
+  threads = { 0, 1024 }, vram = { 0, UNBOUNDED }, ram = { 0, UNBOUNDED }, micro_tokens = { 2, MANY },
+  micros = { 1, MANY }, rows = { 0, MANY }, dev_slots = { 1, MANY }, host_slots = { 1, MANY },
+  group = { 1, MANY }, seed = { math.mininteger, math.maxinteger },
+}
+local words = {
+  home = { "auto", "gpu", "ram", "disk" }, boundaries = { "auto", "device", "host" }, dev_slots = { "auto" },
+  host_slots = { "auto" }, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
+}
+
+local function has(list, value)
+  for _, v in ipairs(list or {}) do
+    if v == value then return true end
+  end
+  return false
+end
+
+local function check(key, value)
+  local range, list, wanted = integers[key], words[key], {}
+  if has(list, value) then return end
+  if range and math.type(value) == "integer" and value >= range[1] and value <= range[2] then return end
+  if range then wanted[1] = ("an integer %d..%d"):format(range[1], range[2]) end
+  if list then wanted[#wanted + 1] = table.concat(list, ", ") end
+  local kind = optional[key] or type(job.defaults[key])
+  if #wanted == 0 then
+    if type(value) == kind then return end
+    wanted[1] = "a " .. kind
+  end
+  bs.fail(2, "%s=%s; %s is expected", key, tostring(value), table.concat(wanted, " or "))
+end
 
 local function settings(cfg)
-  local out = {}
+  local out, names = {}, {}
+  for name in pairs(job.defaults) do names[name] = true end
+  for name in pairs(optional) do names[name] = true end
   for key, value in pairs(cfg) do
-    if job.defaults[key] == nil and not known[key] then
-      local names = {}
-      for name in pairs(job.defaults) do names[#names + 1] = name end
-      for name in pairs(known) do names[#names + 1] = name end
-      table.sort(names)
-      bs.fail(2, "job: unknown setting '%s'; known: %s", key, table.concat(names, ", "))
+    if not names[key] then
+      bs.fail(2, "job: unknown setting '%s'; did you mean %s?", tostring(key),
+        table.concat(args.nearest(tostring(key), names), ", "))
     end
+    check(key, value)
     out[key] = value
   end
   for key, value in pairs(job.defaults) do
     if out[key] == nil then out[key] = value end
   end
-  local homes = { auto = true, gpu = true, ram = true, disk = true }
-  if not homes[out.home] then bs.fail(2, "home=%s; auto, gpu, ram or disk is expected", out.home) end
-  if type(out.model) ~= "string" then bs.fail(2, "model= must name a checkpoint folder") end
+  if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
   if out.rows == 0 then out.rows = math.min(out.micro_tokens, 1024) end
+  if out.rows > out.micro_tokens then
+    bs.fail(2, "rows=%d; as many as micro_tokens=%d at most are expected", out.rows, out.micro_tokens)
+  end
   return out
 end
 
@@ -66,14 +104,10 @@ local function choose_trainables(self)
       local c = self.adapter_config
       self.lora_spec = { r = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true }
     else
-      self.lora_spec = cfg.lora or {}
-      self.lora_spec.r = self.lora_spec.r or 16
-      self.lora_spec.alpha = self.lora_spec.alpha or 2 * self.lora_spec.r
+      self.lora_spec = lora.spec(cfg.lora)
       self.adapters = lora.select(m, self.lora_spec)
     end
     for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
-  elseif cfg.trainable ~= "none" then
-    bs.fail(2, "trainable=%s; lora, base or none is expected", tostring(cfg.trainable))
   end
 end
 
@@ -88,9 +122,10 @@ local function register_base(self, params)
       add(part.prefix .. name, #dims == 2 and dims[1] or 1, dims[#dims])
     end
   end)
-  add(m.norm.name, 1, m.config.channels)
+  for _, name in ipairs(m.norm.order) do add(name, 1, m.config.channels) end
   add(m.family.embed.name, m.config.vocab, m.config.channels)
   add(m.head_name, m.config.vocab, m.config.channels)
+  if m.family.head.bias then add(m.family.head.bias, m.config.vocab, 1) end
   return base
 end
 
@@ -103,8 +138,8 @@ end
 --- Boundary keys for a placement ("device" or "host"): layer inputs, the gradient, staged hand-offs.
 function methods:store_keys(boundaries)
   local m, c, list, keys = self.model, self.model.config, {}, { h = {} }
-  local function add(name, channels, keep)
-    list[#list + 1] = { name = name, channels = channels, dtype = "f32", keep = keep }
+  local function add(name, channels, keep, dtype)
+    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, keep = keep }
     return #list - 1
   end
   local kept = boundaries == "host" and "host" or "device"
@@ -115,11 +150,13 @@ function methods:store_keys(boundaries)
   local fam = m.family
   if fam.stages then
     local hand = fam.handoff(c)
+    -- Sums over experts are f32: y, and the gradients of u and r.
+    local sums = { u = "f32", r = "f32" }
     for _, name in ipairs { "h", "u", "r" } do
       keys["mix_" .. name] = add("mix." .. name, hand[name], "device")
-      keys["mix_d" .. name] = add("mix.d" .. name, hand[name], "device")
+      keys["mix_d" .. name] = add("mix.d" .. name, hand[name], "device", sums[name])
     end
-    keys.y, keys.dy = add("y", c.channels, "device"), add("dy", c.channels, "device")
+    keys.y, keys.dy = add("y", c.channels, "device", "f32"), add("dy", c.channels, "device")
   end
   self.keys = keys
   return list
@@ -133,22 +170,32 @@ local function head_config(self)
   }
 end
 
+-- Rotations by name: {short, long, most}; `long` is for forwards whose longest row has more than `most` tokens.
 local function make_ropes(self, e)
-  local c, ropes = self.model.config, {}
-  for name, spec in pairs(c.ropes or { default = c.rope }) do
-    local f, scaling = nn.inv_freq(spec)
-    ropes[name] = bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
+  local c, ropes, names = self.model.config, {}, {}
+  local function rotation(spec, longest)
+    local f, scaling = nn.inv_freq(spec, longest)
+    return bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
+  end
+  local specs = c.ropes or { default = c.rope }
+  for name in pairs(specs) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local spec, most = specs[name], nn.rope_switch(specs[name])
+    local short = rotation(spec, 1)
+    ropes[name] = { short = short, long = most and rotation(spec, most + 1) or short, most = most or math.huge }
   end
   return ropes
 end
 
--- Everything that lives on an engine, in an order that gives the same regions on every device.
+-- Everything that lives on an engine, in an order that gives the same regions on every device. The job
+-- holds each part at once, so that close ends them whatever fails here.
 local function build(self, device, choice, pool_bytes)
-  local m, cfg, o = self.model, self.cfg, {}
+  local m, cfg, o = self.model, self.cfg, self
   o.plan = plan.bs_plan(self, choice.homes, choice.dev_slots, choice.host_slots)
   o.engine = bs.engine.open {
-    device = device, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes, n_blocks = m.n_blocks,
-    seed = cfg.seed,
+    device = device, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
+    n_blocks = m.n_blocks, seed = cfg.seed,
   }
   local e = o.engine
   o.batch = bs.batch.open(e, self:batch_config())
@@ -170,11 +217,6 @@ local function build(self, device, choice, pool_bytes)
   o.weights = model.bind(m, e, trainer)
   o.stream = bs.stream.open { engine = e, plan = o.plan, io = cfg.io }
   e:seal()
-  return o
-end
-
-local function use(self, objects)
-  for key, value in pairs(objects) do self[key] = value end
 end
 
 local part_order = { "stream", "head", "params", "rows", "store", "batch", "engine" }
@@ -201,19 +243,19 @@ local function dry_run(self)
   local m, homes = self.model, {}
   for b = 0, m.n_blocks - 1 do homes[b] = b == m.norm.block and "gpu" or "disk" end
   local choice = { homes = homes, dev_slots = 1, host_slots = 1, boundaries = "device", rows = "disk" }
-  local device = bs.device.open("meta", {})
-  use(self, build(self, device, choice, 0))
+  local device <close> = bs.device.open("meta", {})
+  build(self, device, choice, 0)
   local fixed = self.engine:stats().fixed_bytes
   local store = bs.store.bytes(self:batch_config(), self:store_keys("device"))
   local other = fixed - self.plan:device_bytes() - store
-  local micros = {}
-  for j = 1, self.cfg.micros do micros[j] = full_micro(self) end
+  -- Every micro-batch takes the same ranges of the arena, so two stand for all.
+  local micros = { full_micro(self) }
+  if self.cfg.micros > 1 then micros[2] = micros[1] end
   if self.cfg.trainable ~= "none" then self:forward_backward(micros, { step = 1 }) end
   self:walk(micros, "loss")
   if self.cfg.logits then self:walk(micros, "logits") end
   local arena = self.engine:stats().arena_peak
   close_objects(self)
-  device:close()
   return { arena = arena, other = other }
 end
 
@@ -232,27 +274,47 @@ local function load_parameters(self)
   end
 end
 
+-- The device, and what it is to compute in: "auto" is left to the checkpoint where there is a choice.
+local function open_device(cfg)
+  if cfg.device:match("meta$") and not cfg.dry then
+    bs.fail(2, "device=%s computes nothing; it is for dry runs", cfg.device)
+  end
+  local options = { threads = cfg.threads }
+  for key, value in pairs(cfg.device_options or {}) do options[key] = value end
+  local ok, device = pcall(bs.device.open, cfg.device, options)
+  if not ok then bs.fail(2, "device=%s: %s", cfg.device, device) end
+  if device:props().bf16 then return device, cfg.dtype end
+  if cfg.dtype == "bf16" then
+    device:close()
+    bs.fail(2, "dtype=bf16: device %s computes in f32", cfg.device)
+  end
+  return device, "f32"
+end
+
 --- A new job. cfg: see job.defaults; lora = {r, alpha, targets, top_fraction or layers, rslora, dropout,
 -- rank_pattern, alpha_pattern} or adapter = folder.
 function job.new(cfg)
   local self = setmetatable({ cfg = settings(cfg), steps_done = 0 }, mt)
-  self.model = model.open(self.cfg.model, { family = self.cfg.family, group = self.cfg.group })
+  local _ <close> = setmetatable({}, { __close = function(_, err)
+    if err ~= nil then self:close() end
+  end })
+  local compute
+  self.device, compute = open_device(self.cfg)
+  self.model = model.open(self.cfg.model, {
+    family = self.cfg.family, group = self.cfg.group, compute = compute,
+  })
   choose_trainables(self)
   local trains = self.cfg.trainable ~= "none"
   self.walk_program = program.walk(self.model)
   self.program = trains and program.train(self.model, self.lowest, self.cfg.trainable == "base")
     or self.walk_program
   self.choice = plan.choose(self, dry_run(self))
-  local options = { threads = self.cfg.threads }
-  for key, value in pairs(self.cfg.device_options or {}) do options[key] = value end
-  self.device = bs.device.open(self.cfg.device, options)
-  use(self, build(self, self.device, self.choice, self.choice.peak))
+  build(self, self.device, self.choice, self.choice.peak)
   load_parameters(self)
   return self
 end
 
 function methods:close()
-  if self.stream then self.stream:abort() end
   close_objects(self)
   if self.device then self.device:close() end
   self.device = nil

@@ -21,6 +21,50 @@ local function by_pattern(patterns, full, default)
   return default
 end
 
+-- What a specification may hold, and the types.
+local fields = {
+  r = "number", alpha = "number", targets = "list", top_fraction = "number", layers = "table",
+  rslora = "boolean", dropout = "number", rank_pattern = "table", alpha_pattern = "table",
+}
+
+local function check(name, value, ok, expected)
+  if not ok then bs.fail(2, "lora: %s=%s; %s is expected", name, tostring(value), expected) end
+end
+
+local function check_rank(name, r)
+  check(name, r, math.type(r) == "integer" and r >= 1, "an integer >= 1")
+end
+
+local function check_alpha(name, alpha)
+  check(name, alpha, type(alpha) == "number" and alpha > 0 and alpha < math.huge, "a positive number")
+end
+
+--- A checked copy of a specification, its defaults filled in.
+function lora.spec(given)
+  local spec = { r = 16, dropout = 0 }
+  for key, value in pairs(given or {}) do
+    if not fields[key] then
+      bs.fail(2, "lora: unknown setting '%s'; did you mean %s?", tostring(key),
+        table.concat(args.nearest(tostring(key), fields), ", "))
+    end
+    local kind = fields[key]
+    check(key, value, type(value) == kind or kind == "list" and (type(value) == "table" or type(value) == "string"),
+      "a " .. kind)
+    spec[key] = value
+  end
+  check_rank("r", spec.r)
+  spec.alpha = spec.alpha or 2 * spec.r
+  check_alpha("alpha", spec.alpha)
+  for _, t in ipairs(type(spec.targets) == "table" and spec.targets or {}) do
+    check("targets", t, type(t) == "string", "a list of names")
+  end
+  for key, r in pairs(spec.rank_pattern or {}) do check_rank("rank_pattern." .. key, r) end
+  for key, alpha in pairs(spec.alpha_pattern or {}) do check_alpha("alpha_pattern." .. key, alpha) end
+  local p = spec.dropout
+  check("dropout", p, type(p) == "number" and p >= 0 and p < 1, "a number in [0, 1)")
+  return spec
+end
+
 --- Targets as a list of module names: "all", names, or the family's group names.
 function lora.targets(m, wanted)
   local list, seen = {}, {}
@@ -41,6 +85,7 @@ function lora.targets(m, wanted)
       add(name)
     end
   end
+  if #list == 0 then bs.fail(2, "targets: the list is empty; all, names of linears or of groups are expected") end
   table.sort(list)
   return list
 end
@@ -55,15 +100,19 @@ function lora.layers(m, spec)
       end
       set[i] = true
     end
+    if not next(set) then bs.fail(2, "layers: the list is empty; layers 0..%d are there", L - 1) end
     return set
   end
   local f = spec.top_fraction or 1
-  if f <= 0 or f > 1 then bs.fail(2, "top_fraction=%g: a number in (0, 1] is expected", f) end
+  if type(f) ~= "number" or not (f > 0 and f <= 1) then
+    bs.fail(2, "top_fraction=%s; a number in (0, 1] is expected", tostring(f))
+  end
   for i = L - math.max(1, math.floor(L * f + 0.5)), L - 1 do set[i] = true end
   return set
 end
 
---- Adapters for a model: list of {full, layer, inn, out, r, alpha, scale, dropout} in model order.
+--- Adapters for a model and a specification that lora.spec has checked: list of {full, layer, inn, out, r,
+-- alpha, scale, dropout} in model order.
 -- A target that matches nothing is an error with the nearest names.
 function lora.select(m, spec)
   local targets, layers = lora.targets(m, spec.targets), lora.layers(m, spec)
@@ -78,7 +127,7 @@ function lora.select(m, spec)
         local alpha = by_pattern(spec.alpha_pattern, l.full, spec.alpha)
         list[#list + 1] = {
           full = l.full, layer = l.layer, inn = l.inn, out = l.out, r = r, alpha = alpha,
-          scale = spec.rslora and alpha / math.sqrt(r) or alpha / r, dropout = spec.dropout or 0,
+          scale = spec.rslora and alpha / math.sqrt(r) or alpha / r, dropout = spec.dropout,
         }
         break
       end

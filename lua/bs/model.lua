@@ -71,6 +71,7 @@ local function add_tiles(self, largest)
   self.head_name = name
   self.tied = name == fam.embed.name
   local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
+  local bias = fam.head.bias and checkpoint.tensor(self.checkpoint, fam.head.bias, { c.vocab })
   local row = t.bytes // c.vocab
   local rows = math.min(math.max(largest // row // 64 * 64, 64), c.vocab)
   self.tile_rows, self.tiles = rows, {}
@@ -79,10 +80,26 @@ local function add_tiles(self, largest)
     local n = math.min(rows, c.vocab - first)
     local block = self.manifest:block(("head.%d"):format(first), "tile")
     local id = self.manifest:tensor(block, name, t.dtype, { n, c.channels }, file, t.offset + first * row)
-    self.tiles[#self.tiles + 1] = { block = block, id = id, first = first, n = n }
+    local tile = { block = block, id = id, first = first, n = n }
+    if bias then
+      tile.bias = self.manifest:tensor(block, fam.head.bias, bias.dtype, { n }, self.manifest:file(bias.path),
+        bias.offset + first * (bias.bytes // c.vocab))
+    end
+    self.tiles[#self.tiles + 1] = tile
   end
   self.rows = self.manifest:rows(fam.embed.name, embed.dtype, c.vocab, c.channels,
     self.manifest:file(embed.path), embed.offset)
+end
+
+-- The block of the final norm, and what applies it: the family's function, or RMS norm.
+local function add_norm(self)
+  local head, C = self.family.head, self.config.channels
+  local specs = { { name = head.norm, dims = { C } } }
+  if head.norm_bias then specs[2] = { name = head.norm_bias, dims = { C } } end
+  self.norm = add_part(self, self.manifest:block("norm", "norm"), "", specs)
+  self.final_norm = head.apply or function(c, w, x)
+    return bs.op.rmsnorm(x, w.norm, c.eps, c.norm_one_plus)
+  end
 end
 
 -- Bytes of the dense or mix block of layer i.
@@ -92,21 +109,36 @@ local function mix_bytes(self, i)
   return n
 end
 
---- Open a checkpoint folder. opts.group: experts per block (tests). Returns the model: family, config
--- (the family's numbers), manifest, layers[i] (0-based), norm, tiles, rows.
+-- Is most of a checkpoint stored as bf16?
+local function mostly_bf16(ckpt)
+  local all, bf16 = 0, 0
+  for _, t in pairs(ckpt.tensors) do
+    all = all + t.bytes
+    if t.dtype == "bf16" then bf16 = bf16 + t.bytes end
+  end
+  return 2 * bf16 > all
+end
+
+--- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
+-- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. Returns the model: family,
+-- config (the family's numbers), compute, manifest, layers[i] (0-based), norm, final_norm(c, w, x), tiles,
+-- rows.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
-  self.family = opts and opts.family or family.find(self.checkpoint.config)
+  self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
   self.config = self.family.config(self.checkpoint.config)
+  self.compute = opts and opts.compute or "f32"
+  if self.compute == "auto" then
+    self.compute = mostly_bf16(self.checkpoint) and "bf16" or "f32"
+  end
   self.manifest = bs.manifest.new()
+  self.manifest:compute(self.compute)
   local c, largest = self.config, 0
   for i = 0, c.layers - 1 do
     local staged = self.family.stages and (not self.family.staged or self.family.staged(c, i))
     self.layers[i] = staged and add_staged(self, i, opts and opts.group) or add_dense(self, i)
   end
-  local block = self.manifest:block("norm", "norm")
-  self.norm = { block = block, name = self.family.head.norm }
-  self.norm.id = add_tensor(self, block, { dims = { c.channels } }, self.norm.name)
+  add_norm(self)
   for i = 0, c.layers - 1 do
     largest = math.max(largest, mix_bytes(self, i))
   end
@@ -159,6 +191,20 @@ local function place(tree, path, value)
   tree[keys[#keys]] = value
 end
 
+-- A weight object; `first`: the row of the parameter where it begins (the head's tiles).
+local function bind_weight(self, e, block, id, trainer, full, first)
+  local param = trainer and trainer.base[full]
+  return bs.weight.new(e, self.manifest, block, id, param and trainer.params, param, param and first)
+end
+
+-- A vector, or {weight, bias} of a norm that has both.
+local function bind_norm(self, e, part, weight, bias, trainer)
+  local w = bind_weight(self, e, part.block, part.tensor[weight].id, trainer, part.prefix .. weight)
+  local b = bias and part.tensor[bias]
+  if not b then return w end
+  return { weight = w, bias = bind_weight(self, e, part.block, b.id, trainer, part.prefix .. bias) }
+end
+
 local function bind_part(self, e, part, trainer)
   local w = {}
   for _, name in ipairs(part.order) do
@@ -176,16 +222,15 @@ local function bind_part(self, e, part, trainer)
       })
       place(w, base, setmetatable({ linear = l }, linear_mt))
     elseif not name:match("%.bias$") or not part.tensor[name:gsub("bias$", "weight")] then
-      local param = trainer and trainer.base[full]
-      place(w, base or name, bs.weight.new(e, self.manifest, part.block, t.id,
-        param and trainer.params, param))
+      place(w, base or name, bind_norm(self, e, part, name, base and base .. ".bias", trainer))
     end
   end
   return w
 end
 
 --- Weight objects on an engine. trainer: nil or {params, adapter = {linear name -> {a, b, scale,
--- dropout}}, base = {tensor name -> parameter}}. Returns {layers[i] = {mix, expert[e]}, norm, tiles}.
+-- dropout}}, base = {tensor name -> parameter}}. Returns {layers[i] = {mix, expert[e]}, head = {norm},
+-- tiles[i] = {weight, bias}}; a norm with a bias is {weight, bias}.
 function model.bind(self, e, trainer)
   local w = { layers = {}, tiles = {} }
   for i = 0, self.config.layers - 1 do
@@ -195,12 +240,13 @@ function model.bind(self, e, trainer)
       for k, part in pairs(g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
     end
   end
-  local norm = trainer and trainer.base[self.norm.name]
-  w.norm = bs.weight.new(e, self.manifest, self.norm.block, self.norm.id, norm and trainer.params, norm)
-  local head = trainer and trainer.base[self.head_name]
+  local head = self.family.head
+  w.head = { norm = bind_norm(self, e, self.norm, head.norm, head.norm_bias, trainer) }
   for i, tile in ipairs(self.tiles) do
-    w.tiles[i] = bs.weight.new(e, self.manifest, tile.block, tile.id, head and trainer.params, head,
-      head and tile.first)
+    w.tiles[i] = { weight = bind_weight(self, e, tile.block, tile.id, trainer, self.head_name, tile.first) }
+    if tile.bias then
+      w.tiles[i].bias = bind_weight(self, e, tile.block, tile.bias, trainer, head.bias, tile.first)
+    end
   end
   return w
 end

@@ -2,6 +2,7 @@
 --- Passes and steps of a job: forward walks, gradients, the optimizer step as a transaction. The functions
 -- here are methods of the job (see job.lua).
 local bs = require "bs"
+local args = require "bs.args"
 local driver = require "bs.driver"
 local health = require "bs.health"
 
@@ -20,6 +21,13 @@ local function set_batch(self, micros)
   return count
 end
 
+-- Forget what is pushed and the gradients so far. A lost device refuses both: the first error tells more.
+local function drop(self)
+  self.pushed, self.pushed_next = nil, nil
+  pcall(self.stream.abort, self.stream)
+  if self.params then pcall(self.params.zero_grad, self.params) end
+end
+
 -- Run a pass over a pushed program; whatever is raised in it leaves the job usable.
 local function pass(self, run, list)
   if self.pushed ~= list then
@@ -27,13 +35,9 @@ local function pass(self, run, list)
     self.stream:push(list, run.cyclic == true)
   end
   self.pushed = nil
-  local ok, err = xpcall(driver.segment, function(e)
-    return type(e) == "string" and debug.traceback(e, 2) or e
-  end, self, run, #list)
+  local ok, err = xpcall(driver.segment, bs.traceback, self, run, #list)
   if ok then return end
-  self.pushed = nil
-  self.stream:abort()
-  if self.params then self.params:zero_grad() end
+  drop(self)
   error(err, 0)
 end
 
@@ -83,23 +87,29 @@ function methods:walk(micros, mode, observe)
   return out
 end
 
-
 local optimizer_defaults = {
   lr = 2e-4, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, clip = 1.0,
 }
+
+local step_options = { apply = true, next = true }
+for key in pairs(optimizer_defaults) do step_options[key] = true end
 
 --- One optimizer step over a list of micro-batches. opts: lr, beta1, beta2, eps, weight_decay, clip,
 -- apply (default true), next (the same program follows). Returns {loss, norm, tokens, labelled}.
 -- A step is a transaction: if anything is raised, parameters are what they were before it.
 function methods:step(micros, opts)
   opts = opts or {}
+  for key in pairs(opts) do
+    if not step_options[key] then
+      bs.fail(2, "step: unknown option '%s'; did you mean %s?", tostring(key),
+        table.concat(args.nearest(tostring(key), step_options), ", "))
+    end
+  end
   local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
   local norm = self.params:norm()
   for what, v in pairs { loss = loss, ["the gradient's norm"] = norm } do
     if not health.finite_number(v) then
-      self.stream:abort()
-      self.pushed = nil
-      self.params:zero_grad()
+      drop(self)
       health.diagnose(self, micros, what)
     end
   end

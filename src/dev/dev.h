@@ -8,7 +8,7 @@
 ** C2 bsi_event_record marks the queue position at the call; recording again moves the mark.
 ** C3 bsi_queue_wait binds to the record that is current at the call; a never-recorded event is done.
 ** C4 an operand range in flight may not be freed, reused or touched by the host until its event is done.
-** C5 issuing never blocks.
+** C5 issuing never waits for the operation; a backend may bound how many a queue holds and wait for room.
 ** C6 argument errors are returned by the call; execution errors appear in event_query and queue_status,
 **    and from then on the device is lost: every call returns BS_DEVICE until it is closed.
 ** C7 close of anything drains it first; closing in any order is fine.

@@ -9,7 +9,10 @@
 
 #include <string.h>
 
-enum { DEVICE_ARRAYS = 5 }; /* pos, row_id, dev_ids, label_at, label_id */
+enum {
+    DEVICE_ARRAYS = 5, /* pos, row_id, dev_ids, label_at, label_id */
+    NO_LOSS = -100     /* a label that trains nothing */
+};
 
 static bs_status open_micro(bs_batch *b, bsi_micro *m)
 {
@@ -89,7 +92,7 @@ static bs_status upload(bs_batch *b, bsi_addr to, const int32_t *v, int64_t n)
 
 bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
 {
-    int64_t tokens = 0, at = 0, n = 0;
+    int64_t tokens = 0, longest = 0, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
     bsi_micro *m = &b->micro[micro];
     /* Four arrays of `tokens` and one of rows + 1, host side. */
@@ -107,6 +110,12 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
                               (long long)(at + t), micro, (long long)id);
                 goto done;
             }
+            if (d->labels && d->labels[at + t] < 0 && d->labels[at + t] != NO_LOSS) {
+                st = bsi_fail(BS_ARG, "batch: the label of token %lld of micro-batch %d is %lld; -100 or a "
+                              "token id is expected",
+                              (long long)(at + t), micro, (long long)d->labels[at + t]);
+                goto done;
+            }
             pos[at + t] = (int32_t)t;
             row[at + t] = (int32_t)(d->row_id ? d->row_id[r] : r);
             ids[at + t] = (int32_t)id;
@@ -119,8 +128,10 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
             }
         }
         cu[r + 1] = (int32_t)(at + d->row_len[r]);
+        longest = BSI_MAX(longest, d->row_len[r]);
     }
     m->tokens = tokens;
+    m->longest = longest;
     m->rows = d->n_rows;
     m->labelled = n;
     if ((st = upload(b, m->pos, pos, tokens)) == BS_OK && (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
@@ -145,6 +156,11 @@ bs_status bs_batch_begin(bs_batch *b, int micros)
 int64_t bs_batch_tokens(const bs_batch *b, int micro)
 {
     return micro >= 0 && micro < b->cfg.micros ? b->micro[micro].tokens : 0;
+}
+
+int64_t bs_batch_longest(const bs_batch *b, int micro)
+{
+    return micro >= 0 && micro < b->cfg.micros ? b->micro[micro].longest : 0;
 }
 
 int64_t bs_batch_labelled(const bs_batch *b, int micro)

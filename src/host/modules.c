@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** modules.c: where `require` looks first: package.preload, then the folder BSLUA_HOME, then the Lua files
-** inside the program, then what stock Lua does. An error in an embedded file names it as bs/name.lua.
+** modules.c: where `require` looks first: package.preload, then the folder BSLUA_HOME, then the Lua
+** files inside the program, then what stock Lua does. An error in an embedded file names it as
+** bs/name.lua.
 */
 #include "bslua.h"
 #include "host/host.h"
@@ -32,7 +33,8 @@ static int search(lua_State *L)
         if (strcmp(f->name, name) != 0)
             continue;
         if (luaL_loadbufferx(L, (const char *)f->data, f->size, f->chunk, "t") != LUA_OK)
-            return luaL_error(L, "error loading embedded module '%s':\n\t%s", name, lua_tostring(L, -1));
+            return luaL_error(L, "error loading embedded module '%s':\n\t%s", name,
+                              lua_tostring(L, -1));
         lua_pushstring(L, f->chunk);
         return 2;
     }

@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** signal.c: Ctrl-C. The handler only stores numbers, sets libbs's cancel flag and calls lua_sethook, which
-** is the one function of Lua that a signal may call. The interruption is sticky: the hook stays and every
-** bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A second signal
-** takes the default action. A coroutine has no hook: in one that never calls bs only the second signal
-** helps.
+** signal.c: Ctrl-C. The handler only stores numbers, sets libbs's cancel flag and calls lua_sethook,
+** which is the one function of Lua that a signal may call. The interruption is sticky: the hook stays
+** and every bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A
+** second signal takes the default action. A coroutine has no hook: in one that never calls bs only the
+** second signal helps.
 **
-** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one is
-** only noted, and the next ones act as said above.
+** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one
+** is only noted, and the next ones act as said above.
 */
 #include "host/host.h"
 
 #include "bs.h"
+#include "lua/bsl.h"
 
 #include <lauxlib.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
-static lua_State *main_state; /* set before the handler is installed */
+static lua_State *main_state; /* both are set before the handler is installed */
+static pthread_t main_thread;
 static volatile sig_atomic_t noted, held, acted;
 
 static void interrupt(lua_State *L, lua_Debug *ar)
@@ -39,6 +42,11 @@ static void install(int sig, void (*handler)(int))
 
 static void on_signal(int sig)
 {
+    /* Threads of other libraries (a BLAS) do not block signals as ours do. */
+    if (!pthread_equal(pthread_self(), main_thread)) {
+        pthread_kill(main_thread, sig);
+        return;
+    }
     bool first = noted == 0;
     noted = sig;
     if (held && first)
@@ -52,17 +60,15 @@ static void on_signal(int sig)
 
 static int traceback(lua_State *L)
 {
-    const char *msg = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : NULL;
-    if (!msg && lua_istable(L, 1) && lua_getfield(L, 1, "bs_exit") != LUA_TNIL) {
+    if (lua_type(L, 1) == LUA_TSTRING)
+        return bsl_traceback(L);
+    if (lua_istable(L, 1) && lua_getfield(L, 1, "bs_exit") != LUA_TNIL) {
         lua_settop(L, 1);
         return 1;
     }
-    if (!msg) {
-        if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING)
-            return 1;
-        msg = lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1));
-    }
-    luaL_traceback(L, L, msg, 1);
+    if (luaL_callmeta(L, 1, "__tostring") && lua_type(L, -1) == LUA_TSTRING)
+        return 1;
+    luaL_traceback(L, L, lua_pushfstring(L, "(error object is a %s value)", luaL_typename(L, 1)), 1);
     return 1;
 }
 
@@ -72,6 +78,7 @@ int host_call(lua_State *L, int n_args, int n_results)
     lua_pushcfunction(L, traceback);
     lua_insert(L, base);
     main_state = L;
+    main_thread = pthread_self();
     install(SIGINT, on_signal);
     int status = lua_pcall(L, n_args, n_results, base);
     install(SIGINT, SIG_DFL);
@@ -127,7 +134,8 @@ static int l_interrupted(lua_State *L)
 
 int host_open(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"hold", l_hold}, {"interrupted", l_interrupted}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"hold", l_hold}, {"interrupted", l_interrupted}, {NULL, NULL}};
     if (luaL_newmetatable(L, hold_type)) {
         lua_pushcfunction(L, l_release);
         lua_setfield(L, -2, "__close");

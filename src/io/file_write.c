@@ -8,7 +8,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WRITE_MOST 0x7ffff000u /* one write of Linux ends there */
@@ -44,11 +47,31 @@ bs_status bsi_out_open(bsi_out *o, const char *path)
     return bsi_fail_sys(BS_IO, err, "'%s' cannot be written: no file can be made beside it", path);
 }
 
+/* A write beyond RLIMIT_FSIZE sends SIGXFSZ, which kills. The signal is held back and taken here, so that
+   the call fails with EFBIG as it does on a full disk; the process's handlers stay what they are. */
+static ssize_t write_some(int fd, const void *p, size_t n)
+{
+    const struct timespec now = {0};
+    sigset_t limit, before, pending;
+    sigemptyset(&limit);
+    sigaddset(&limit, SIGXFSZ);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &limit, &before); /* fails only for a wrong first argument */
+    ssize_t k = write(fd, p, n);
+    int err = errno;
+    if (k < 0 && err == EFBIG && !sigismember(&pending, SIGXFSZ))
+        while (sigtimedwait(&limit, NULL, &now) < 0 && errno == EINTR)
+            ;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = err;
+    return k;
+}
+
 bs_status bsi_out_write(bsi_out *o, const void *data, size_t n)
 {
     const char *p = data;
     while (n) {
-        ssize_t k = write(o->fd, p, BSI_MIN(n, (size_t)WRITE_MOST));
+        ssize_t k = write_some(o->fd, p, BSI_MIN(n, (size_t)WRITE_MOST));
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0)

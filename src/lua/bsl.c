@@ -136,14 +136,61 @@ void *bsl_opt(lua_State *L, int arg, const bsl_type *type)
     return lua_isnoneornil(L, arg) ? NULL : bsl_check(L, arg, type);
 }
 
-enum { USED = 2 }; /* user value of an engine: the set of boxes that its scope used */
+/* User values of an engine: the set of boxes that its scope used; a weak list of that scope's box. */
+enum { USED = 2, SCOPE = 3 };
+/* User value of a scope: its label. */
+enum { LABEL = 3 };
 
-void bsl_forget(lua_State *L, int arg)
+void bsl_scope(lua_State *L, int arg, const char *label)
 {
+    lua_pushstring(L, label);
+    lua_setiuservalue(L, -2, LABEL);
     if (open_scope(lua_touserdata(L, arg)))
-        return;
+        return; /* libbs will refuse the second one */
     lua_newtable(L);
     lua_setiuservalue(L, arg, USED);
+    lua_newtable(L);
+    if (luaL_newmetatable(L, "bs.weak")) {
+        lua_pushliteral(L, "v");
+        lua_setfield(L, -2, "__mode");
+    }
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -2);
+    lua_rawseti(L, -2, 1);
+    lua_setiuservalue(L, arg, SCOPE);
+}
+
+bsl_box *bsl_newtensor(lua_State *L, int from)
+{
+    const bsl_box *b = lua_touserdata(L, from);
+    lua_pushvalue(L, from);
+    if (b->type != &bsl_tensor_type) {
+        if (b->type != &bsl_engine_type)
+            lua_getiuservalue(L, -1, 1);
+        if (lua_getiuservalue(L, -1, SCOPE) == LUA_TTABLE)
+            lua_rawgeti(L, -1, 1);
+    } else {
+        lua_getiuservalue(L, -1, 1);
+    }
+    int scope = lua_gettop(L);
+    bsl_box *box = bsl_newbox(L, &bsl_tensor_type);
+    bsl_borrow(L, box, 0, scope);
+    return box;
+}
+
+bs_tensor *bsl_checktensor(lua_State *L, int arg)
+{
+    const bsl_box *b = luaL_checkudata(L, arg, bsl_tensor_type.name);
+    if (b->h)
+        return b->h;
+    lua_getiuservalue(L, arg, 1);
+    const bsl_box *scope = lua_touserdata(L, -1);
+    if (!scope || scope->h)
+        luaL_argerror(L, arg, "closed bs.tensor");
+    lua_getiuservalue(L, -1, LABEL);
+    luaL_argerror(L, arg,
+                  lua_pushfstring(L, "tensor of scope '%s', which has ended", lua_tostring(L, -1)));
+    return NULL;
 }
 
 void bsl_use(lua_State *L, int arg)
@@ -188,16 +235,6 @@ bsl_box *bsl_newarray(lua_State *L)
     return bsl_newbox(L, &bsl_array_type);
 }
 
-bsl_box *bsl_newtensor(lua_State *L)
-{
-    return bsl_newbox(L, &bsl_tensor_type);
-}
-
-bs_tensor *bsl_checktensor(lua_State *L, int arg)
-{
-    return bsl_check(L, arg, &bsl_tensor_type);
-}
-
 /* ---- status --------------------------------------------------------------------------------- */
 
 void bsl_pusherror(lua_State *L, bs_status st, const char *what)
@@ -220,19 +257,21 @@ void bsl_try(lua_State *L, bs_status st, const char *what)
 
 int bsl_optionerror(lua_State *L, int arg, const char *field, const char *expected)
 {
-    return luaL_argerror(L, arg,
-                         lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected,
-                                         luaL_typename(L, -1)));
+    return luaL_argerror(
+        L, arg,
+        lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected, luaL_typename(L, -1)));
 }
 
-/* The value on the top when it is a number that is an integer (text is not converted), else not *whole. */
+/* The value on the top when it is a number that is an integer (text is not converted), else not
+ *whole. */
 static lua_Integer top_integer(lua_State *L, int *whole)
 {
     *whole = 0;
     return lua_type(L, -1) == LUA_TNUMBER ? lua_tointegerx(L, -1, whole) : 0;
 }
 
-static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min, lua_Integer max)
+static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min,
+                                  lua_Integer max)
 {
     int whole;
     lua_Integer v = top_integer(L, &whole);
@@ -386,12 +425,13 @@ void *bsl_optionbox(lua_State *L, int arg, const char *field, const bsl_type *ty
 
 const char *const bsl_home_words[] = {"disk", "ram", "gpu", NULL};
 
-const bsl_option bsl_io_options[] = {{"engine", BSL_STR, offsetof(bs_io_cfg, engine), false},
-                                     {"depth", BSL_INT, offsetof(bs_io_cfg, depth), false},
-                                     {"threads", BSL_INT, offsetof(bs_io_cfg, threads), false},
-                                     {"request_bytes", BSL_SIZE, offsetof(bs_io_cfg, request_bytes), false},
-                                     {"no_direct", BSL_BOOL, offsetof(bs_io_cfg, no_direct), false},
-                                     {NULL, BSL_ANY, 0, false}};
+const bsl_option bsl_io_options[] = {
+    {"engine", BSL_STR, offsetof(bs_io_cfg, engine), false},
+    {"depth", BSL_INT, offsetof(bs_io_cfg, depth), false},
+    {"threads", BSL_INT, offsetof(bs_io_cfg, threads), false},
+    {"request_bytes", BSL_SIZE, offsetof(bs_io_cfg, request_bytes), false},
+    {"no_direct", BSL_BOOL, offsetof(bs_io_cfg, no_direct), false},
+    {NULL, BSL_ANY, 0, false}};
 
 int bsl_checkint(lua_State *L, int arg, int min, int max)
 {

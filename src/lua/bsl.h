@@ -3,9 +3,9 @@
 ** bsl.h: what the binding files share. A C object lives in a box: a userdata that is closed (h NULL)
 ** before the object exists and after it has ended. A box that borrows from others is linked into their
 ** lists, so that closing an owner first closes what was made on it, newest first; user values keep the
-** owners' boxes from being collected meanwhile. What a scope has used stays until that scope ends, since
-** its tape names it. A binding function reads its arguments, makes closed
-** boxes for its results, calls bs_* with no Lua call in between, and only then returns or raises.
+** owners' boxes from being collected meanwhile. What a scope has used stays until that scope ends,
+** since its tape names it. A binding function reads its arguments, makes closed boxes for its results,
+** calls bs_* with no Lua call in between, and only then returns or raises.
 */
 #ifndef BSL_H
 #define BSL_H
@@ -31,14 +31,14 @@ typedef struct bsl_type {
 struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
-    uint64_t scope; /* a scope: its serial; an engine: the last serial; else: of the last scope that used it */
+    uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };
 
-extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type, bsl_engine_type,
-    bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type, bsl_tensor_type,
-    bsl_scope_type;
+extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type,
+    bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
+    bsl_tensor_type, bsl_scope_type;
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 
@@ -55,8 +55,9 @@ void *bsl_check(lua_State *L, int arg, const bsl_type *type);
 void *bsl_opt(lua_State *L, int arg, const bsl_type *type);
 /* The box at arg, made on an engine, is used in the engine's open scope and has to outlive it. */
 void bsl_use(lua_State *L, int arg);
-/* Before a scope opens on the engine at arg: forget what the one before used. */
-void bsl_forget(lua_State *L, int arg);
+/* The box on the top is the scope that opens on the engine at arg; what the one before used is
+ * forgotten. */
+void bsl_scope(lua_State *L, int arg, const char *label);
 /* The handle of the box that the box at arg borrows from. */
 void *bsl_owner(lua_State *L, int arg, int slot);
 /* A box for text that libbs allocated, and the array of a result. */
@@ -69,6 +70,9 @@ bsl_box *bsl_newarray(lua_State *L);
 void bsl_try(lua_State *L, bs_status st, const char *what);
 /* The same text pushed instead of raised. */
 void bsl_pusherror(lua_State *L, bs_status st, const char *what);
+/* Message handler: adds a traceback to a text, unless it has one already or tells what the system, a
+   device or a budget refused. Other values stay as they are. */
+int bsl_traceback(lua_State *L);
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 
@@ -114,8 +118,9 @@ const int64_t *bsl_integers(lua_State *L, int arg, int index, const char *name, 
 /* The visits of the list at index, as scratch that stays on the stack. */
 bs_visit_spec *bsl_visits(lua_State *L, int arg, int index, int *n);
 bs_tensor *bsl_checktensor(lua_State *L, int arg);
-/* A closed tensor box; a result of an op goes into it. */
-bsl_box *bsl_newtensor(lua_State *L);
+/* A closed tensor box of the open scope; at `from` is a tensor of it, its engine, or an object made on
+   that engine. It ends with the scope. */
+bsl_box *bsl_newtensor(lua_State *L, int from);
 void bsl_batchcfg(lua_State *L, int arg, bs_batch_cfg *out);
 
 /* Raise "option 'field': expected X, got Y" about the value on the top. */
@@ -161,6 +166,7 @@ void bsl_open_tensor(lua_State *L);
 void bsl_open_head(lua_State *L);
 void bsl_open_stream(lua_State *L);
 void bsl_open_rows(lua_State *L);
+void bsl_open_tokenizer(lua_State *L);
 /* Give waiting log lines to the script's function; any lua_State of the script. */
 void bsl_flushlog(lua_State *L);
 

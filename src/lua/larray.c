@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** larray.c: bs.array, dense host arrays. Elements and rows are counted from 1 in Lua. Integer arrays give
-** and take Lua integers; i64 keeps all bits.
+** larray.c: bs.array, dense host arrays. Elements and rows are counted from 1 in Lua. Integer arrays
+** give and take Lua integers; i64 keeps all bits.
 */
 #include "lua/bsl.h"
 
@@ -59,8 +59,8 @@ static void fill_table(lua_State *L, bs_array *a, int arg)
     int64_t n = bs_array_count(a);
     if ((lua_Unsigned)n != lua_rawlen(L, arg))
         luaL_argerror(L, arg,
-                      lua_pushfstring(L, "%I numbers for an array of %I", (LUAI_UACINT)lua_rawlen(L, arg),
-                                      (LUAI_UACINT)n));
+                      lua_pushfstring(L, "%I numbers for an array of %I",
+                                      (LUAI_UACINT)lua_rawlen(L, arg), (LUAI_UACINT)n));
     for (int64_t i = 0; i < n; i++) {
         lua_rawgeti(L, arg, i + 1);
         if (!set_element(L, a, i, -1))
@@ -121,9 +121,9 @@ static int64_t check_index(lua_State *L, const bs_array *a, int arg)
 {
     lua_Integer i = luaL_checkinteger(L, arg);
     if (i < 1 || i > bs_array_count(a))
-        luaL_argerror(L, arg,
-                      lua_pushfstring(L, "element %I of %I", (LUAI_UACINT)i,
-                                      (LUAI_UACINT)bs_array_count(a)));
+        luaL_argerror(
+            L, arg,
+            lua_pushfstring(L, "element %I of %I", (LUAI_UACINT)i, (LUAI_UACINT)bs_array_count(a)));
     return i - 1;
 }
 

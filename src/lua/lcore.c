@@ -132,21 +132,44 @@ static int l_now(lua_State *L)
     return 1;
 }
 
-/* The status word in the brackets that end a raised message; nil for any other value. */
-static int l_code(lua_State *L)
+/* The status whose word, in brackets, ends the value at 1; BS_OK: none. */
+static bs_status status_of(lua_State *L)
 {
     size_t n;
     const char *s = lua_type(L, 1) == LUA_TSTRING ? lua_tolstring(L, 1, &n) : NULL;
     for (int st = BS_OK + 1; s && st <= BS_INTERNAL; st++) {
         const char *word = bs_status_name((bs_status)st);
         size_t k = strlen(word);
-        if (n >= k + 2 && s[n - 1] == ']' && s[n - k - 2] == '[' && !memcmp(s + n - k - 1, word, k)) {
-            lua_pushstring(L, word);
-            return 1;
-        }
+        if (n >= k + 2 && s[n - 1] == ']' && s[n - k - 2] == '[' && !memcmp(s + n - k - 1, word, k))
+            return (bs_status)st;
     }
-    lua_pushnil(L);
+    return BS_OK;
+}
+
+/* The status word in the brackets that end a raised message; nil for any other value. */
+static int l_code(lua_State *L)
+{
+    bs_status st = status_of(L);
+    lua_pushstring(L, st == BS_OK ? NULL : bs_status_name(st));
     return 1;
+}
+
+int bsl_traceback(lua_State *L)
+{
+    lua_settop(L, 1);
+    if (lua_type(L, 1) != LUA_TSTRING || strstr(lua_tostring(L, 1), "\nstack traceback:"))
+        return 1;
+    switch (status_of(L)) {
+    case BS_NOMEM:
+    case BS_DEVMEM:
+    case BS_IO:
+    case BS_DEVICE:
+    case BS_UNSUPPORTED:
+        return 1;
+    default:
+        luaL_traceback(L, L, lua_tostring(L, 1), 1);
+        return 1;
+    }
 }
 
 static bs_tag check_tag(lua_State *L, int arg)
@@ -228,6 +251,7 @@ static const luaL_Reg functions[] = {{"build", l_build},
                                      {"now", l_now},
                                      {"rss", l_rss},
                                      {"tags", l_tags},
+                                     {"traceback", bsl_traceback},
                                      {NULL, NULL}};
 
 void bsl_open_core(lua_State *L)
@@ -264,6 +288,7 @@ int luaopen_bs(lua_State *L)
     bsl_open_head(L);
     bsl_open_stream(L);
     bsl_open_rows(L);
+    bsl_open_tokenizer(L);
     lua_pushvalue(L, -1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &module_key);
     return 1;

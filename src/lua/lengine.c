@@ -41,9 +41,10 @@ static int l_device_props(lua_State *L)
     bs_dev_props p;
     const bs_dev *dev = bsl_check(L, 1, &bsl_device_type);
     bs_dev_props_get(dev, &p);
-    lua_createtable(L, 0, 4);
+    lua_createtable(L, 0, 5);
     bsl_setstr(L, "name", p.name);
     bsl_setbool(L, "executes", p.executes);
+    bsl_setbool(L, "bf16", p.bf16);
     bsl_setint(L, "alignment", (lua_Integer)p.alignment);
     bsl_setint(L, "total_bytes", (lua_Integer)p.total_bytes);
     return 1;
@@ -64,7 +65,7 @@ static void close_engine(void *h)
     bs_engine_close(h);
 }
 
-const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 1};
+const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 2};
 
 static bs_engine *check_engine(lua_State *L)
 {
@@ -73,20 +74,28 @@ static bs_engine *check_engine(lua_State *L)
 
 static int l_engine_open(lua_State *L)
 {
-    static const bsl_option spec[] = {{"device", BSL_ANY, 0, true},
-                                      {"pool_bytes", BSL_SIZE, offsetof(bs_engine_cfg, pool_bytes), false},
-                                      {"expand_bytes", BSL_SIZE, offsetof(bs_engine_cfg, expand_bytes), false},
-                                      {"n_blocks", BSL_INT, offsetof(bs_engine_cfg, n_blocks), false},
-                                      {"seed", BSL_U64, offsetof(bs_engine_cfg, seed), false},
-                                      {NULL, BSL_ANY, 0, false}};
-    bs_engine_cfg cfg = {0};
-    bsl_options(L, 1, spec, &cfg);
-    cfg.dev = bsl_optionbox(L, 1, "device", &bsl_device_type, true);
+    typedef struct args {
+        bs_engine_cfg cfg;
+        const char *compute;
+    } args;
+    static const bsl_option spec[] = {
+        {"device", BSL_ANY, 0, true},
+        {"compute", BSL_STR, offsetof(args, compute), false},
+        {"pool_bytes", BSL_SIZE, offsetof(args, cfg.pool_bytes), false},
+        {"expand_bytes", BSL_SIZE, offsetof(args, cfg.expand_bytes), false},
+        {"n_blocks", BSL_INT, offsetof(args, cfg.n_blocks), false},
+        {"seed", BSL_U64, offsetof(args, cfg.seed), false},
+        {NULL, BSL_ANY, 0, false}};
+    args a = {.compute = "f32"};
+    bsl_options(L, 1, spec, &a);
+    if (!bs_dtype_parse(a.compute, &a.cfg.compute))
+        luaL_argerror(L, 1, lua_pushfstring(L, "option 'compute': unknown dtype '%s'", a.compute));
+    a.cfg.dev = bsl_optionbox(L, 1, "device", &bsl_device_type, true);
     int device = lua_gettop(L);
     bsl_box *box = bsl_newbox(L, &bsl_engine_type);
     bsl_borrow(L, box, 0, device);
     bs_engine *e = NULL;
-    bs_status st = bs_engine_open(&cfg, &e);
+    bs_status st = bs_engine_open(&a.cfg, &e);
     box->h = e;
     bsl_try(L, st, "bs.engine.open");
     return 1;
@@ -125,7 +134,7 @@ static void close_scope(void *h)
     bs_scope_close(h);
 }
 
-const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 0};
+const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 1};
 
 static int l_engine_scope(lua_State *L)
 {
@@ -147,7 +156,7 @@ static int l_engine_scope(lua_State *L)
     bsl_box *box = bsl_newbox(L, &bsl_scope_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, 3);
-    bsl_forget(L, 1);
+    bsl_scope(L, 1, cfg.label);
     box->scope = ++bsl_checkbox(L, 1, &bsl_engine_type)->scope;
     bs_status st = bs_scope_open(e, &cfg);
     box->h = st == BS_OK ? e : NULL;
@@ -172,7 +181,8 @@ static int l_scope_backward(lua_State *L)
     bs_tensor **t = lua_newuserdatauv(L, (2 * n + 1) * sizeof *t, 0);
     for (size_t i = 0; i < n; i++) {
         if (lua_rawgeti(L, 2, (lua_Integer)i + 1) != LUA_TTABLE)
-            luaL_argerror(L, 2, lua_pushfstring(L, "entry %d: {output, gradient} expected", (int)i + 1));
+            luaL_argerror(L, 2,
+                          lua_pushfstring(L, "entry %d: {output, gradient} expected", (int)i + 1));
         for (size_t k = 0; k < 2; k++) {
             lua_rawgeti(L, 4, (lua_Integer)k + 1);
             const bsl_box *box = luaL_testudata(L, -1, bsl_tensor_type.name);
@@ -234,8 +244,10 @@ static const int64_t *list_field(lua_State *L, const char *field, bool required,
 /* b:set(j, {row_len =, ids =, labels =, row_id =}): lists, or i64 arrays. */
 static int l_batch_set(lua_State *L)
 {
-    static const bsl_option spec[] = {{"row_len", BSL_ANY, 0, true}, {"ids", BSL_ANY, 0, true},
-                                      {"labels", BSL_ANY, 0, false}, {"row_id", BSL_ANY, 0, false},
+    static const bsl_option spec[] = {{"row_len", BSL_ANY, 0, true},
+                                      {"ids", BSL_ANY, 0, true},
+                                      {"labels", BSL_ANY, 0, false},
+                                      {"row_id", BSL_ANY, 0, false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_batch *b = check_batch(L);
     int j = bsl_checkint(L, 2, 0, INT_MAX);
@@ -268,6 +280,13 @@ static int l_batch_tokens(lua_State *L)
     return 1;
 }
 
+static int l_batch_longest(lua_State *L)
+{
+    const bs_batch *b = check_batch(L);
+    lua_pushinteger(L, bs_batch_longest(b, bsl_checkint(L, 2, 0, INT_MAX)));
+    return 1;
+}
+
 static int l_batch_labelled(lua_State *L)
 {
     const bs_batch *b = check_batch(L);
@@ -277,17 +296,18 @@ static int l_batch_labelled(lua_State *L)
 
 /* ---- modules ---------------------------------------------------------------------------------- */
 
-static const luaL_Reg device_methods[] = {{"props", l_device_props},
-                                          {"violations", l_device_violations},
-                                          {NULL, NULL}};
+static const luaL_Reg device_methods[] = {
+    {"props", l_device_props}, {"violations", l_device_violations}, {NULL, NULL}};
 static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
                                           {"seal", l_engine_seal},
                                           {"stats", l_engine_stats},
                                           {"sync", l_engine_sync},
                                           {NULL, NULL}};
-static const luaL_Reg scope_methods[] = {{"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
+static const luaL_Reg scope_methods[] = {
+    {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
 static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},
                                          {"labelled", l_batch_labelled},
+                                         {"longest", l_batch_longest},
                                          {"set", l_batch_set},
                                          {"tokens", l_batch_tokens},
                                          {NULL, NULL}};

@@ -152,8 +152,9 @@ static const char **string_values(lua_State *L, int arg, const char *const *key,
     for (int i = 0; i < n; i++) {
         lua_pushstring(L, key[i]);
         if (lua_rawget(L, arg) != LUA_TSTRING)
-            luaL_argerror(L, arg,
-                          lua_pushfstring(L, "'%s': string expected, got %s", key[i], luaL_typename(L, -1)));
+            luaL_argerror(
+                L, arg,
+                lua_pushfstring(L, "'%s': string expected, got %s", key[i], luaL_typename(L, -1)));
         list[i] = lua_tostring(L, -1);
         lua_pop(L, 1);
     }
@@ -190,7 +191,7 @@ static int l_write_file(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find}, {"path", l_path},
+static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find},       {"path", l_path},
                                    {"read", l_read},   {"tensors", l_tensors}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"open", l_open}, {"write", l_write}, {NULL, NULL}};
 

@@ -50,7 +50,7 @@ static int l_open(lua_State *L)
     return 1;
 }
 
-/* bs.head.bytes({micros =, tokens =, rows =}, options of open) -> device bytes */
+/* bs.head.bytes({micros =, tokens =, rows =}, options of open [, the engine's dtype]) -> bytes */
 static int l_bytes(lua_State *L)
 {
     bs_batch_cfg batch;
@@ -58,7 +58,8 @@ static int l_bytes(lua_State *L)
     size_t device = 0;
     bsl_batchcfg(L, 1, &batch);
     bsl_options(L, 2, options, &cfg);
-    bsl_try(L, bs_head_bytes(&batch, &cfg, &device), "bs.head.bytes");
+    bs_dtype compute = lua_isnoneornil(L, 3) ? BS_DTYPE_F32 : bsl_checkdtype(L, 3);
+    bsl_try(L, bs_head_bytes(&batch, &cfg, compute, &device), "bs.head.bytes");
     lua_pushinteger(L, (lua_Integer)device);
     return 1;
 }
@@ -82,13 +83,15 @@ static int l_put(lua_State *L)
     return 0;
 }
 
+/* h:tile(micro, tile, first [, bias]) */
 static int l_tile(lua_State *L)
 {
     bs_head *h = check(L);
     int micro = check_micro(L);
     bs_weight *w = bsl_check(L, 3, &bsl_weight_type);
     int64_t first = bsl_checkcount(L, 4);
-    bsl_try(L, bs_head_tile(h, micro, w, first), "bs.head.tile");
+    bs_weight *bias = bsl_opt(L, 5, &bsl_weight_type);
+    bsl_try(L, bs_head_tile(h, micro, w, bias, first), "bs.head.tile");
     return 0;
 }
 
@@ -98,7 +101,8 @@ static int l_tile_grad(lua_State *L)
     int micro = check_micro(L);
     bs_weight *w = bsl_check(L, 3, &bsl_weight_type);
     int64_t first = bsl_checkcount(L, 4);
-    bsl_try(L, bs_head_tile_grad(h, micro, w, first), "bs.head.tile_grad");
+    bs_weight *bias = bsl_opt(L, 5, &bsl_weight_type);
+    bsl_try(L, bs_head_tile_grad(h, micro, w, bias, first), "bs.head.tile_grad");
     return 0;
 }
 
@@ -107,7 +111,7 @@ static int l_finish(lua_State *L)
 {
     bs_head *h = check(L);
     int micro = check_micro(L);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *dx = NULL;
     bs_status st = bs_head_finish(h, micro, &dx);
     box->h = dx;
@@ -137,9 +141,9 @@ static int l_logits(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"begin", l_begin}, {"finish", l_finish}, {"logits", l_logits},
-                                   {"loss", l_loss},   {"put", l_put},       {"tile", l_tile},
-                                   {"tile_grad", l_tile_grad}, {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"begin", l_begin}, {"finish", l_finish}, {"logits", l_logits},       {"loss", l_loss},
+    {"put", l_put},     {"tile", l_tile},     {"tile_grad", l_tile_grad}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
 void bsl_open_head(lua_State *L)

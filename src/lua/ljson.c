@@ -77,7 +77,8 @@ static int decode_error(lua_State *L, const char *text, size_t at, const char *p
                       (int)(at - start) + 1);
 }
 
-/* cJSON ends a string at \u0000 and skips zero bytes behind the value without a word: both are refused. */
+/* cJSON ends a string at \u0000 and skips zero bytes behind the value without a word: both are
+   refused. */
 static void refuse_nul(lua_State *L, const char *text, size_t n)
 {
     if (strlen(text) != n)
@@ -152,7 +153,8 @@ static size_t utf8_size(const unsigned char *s, size_t n)
     static const struct {
         unsigned char lead, mask, size;
         uint32_t least;
-    } form[] = {{0x00, 0x80, 1, 0}, {0xc0, 0xe0, 2, 0x80}, {0xe0, 0xf0, 3, 0x800}, {0xf0, 0xf8, 4, 0x10000}};
+    } form[] = {
+        {0x00, 0x80, 1, 0}, {0xc0, 0xe0, 2, 0x80}, {0xe0, 0xf0, 3, 0x800}, {0xf0, 0xf8, 4, 0x10000}};
     for (size_t k = 0; k < 4; k++) {
         if ((s[0] & form[k].mask) != form[k].lead)
             continue;
@@ -255,7 +257,8 @@ static key *read_keys(writer *w, size_t n)
     lua_pushnil(L);
     while (lua_next(L, table)) {
         if (lua_type(L, -2) != LUA_TSTRING)
-            luaL_error(L, "bs.json.encode: arg: a key of type %s in an object [arg]", luaL_typename(L, -2));
+            luaL_error(L, "bs.json.encode: arg: a key of type %s in an object [arg]",
+                       luaL_typename(L, -2));
         k[i].s = lua_tolstring(L, -2, &k[i].n);
         i++;
         lua_pop(L, 1);
@@ -368,7 +371,8 @@ static int l_array(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg functions[] = {{"array", l_array}, {"decode", l_decode}, {"encode", l_encode}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"array", l_array}, {"decode", l_decode}, {"encode", l_encode}, {NULL, NULL}};
 
 void bsl_open_json(lua_State *L)
 {

@@ -162,14 +162,15 @@ static int l_norm(lua_State *L)
 /* p:apply({lr =, ...}, norm) */
 static int l_apply(lua_State *L)
 {
-    static const bsl_option spec[] = {{"lr", BSL_NUM, offsetof(bs_adamw, lr), true},
-                                      {"beta1", BSL_NUM, offsetof(bs_adamw, beta1), true},
-                                      {"beta2", BSL_NUM, offsetof(bs_adamw, beta2), true},
-                                      {"eps", BSL_NUM, offsetof(bs_adamw, eps), true},
-                                      {"weight_decay", BSL_NUM, offsetof(bs_adamw, weight_decay), false},
-                                      {"clip", BSL_NUM, offsetof(bs_adamw, clip), false},
-                                      {"step", BSL_I64, offsetof(bs_adamw, step), true},
-                                      {NULL, BSL_ANY, 0, false}};
+    static const bsl_option spec[] = {
+        {"lr", BSL_NUM, offsetof(bs_adamw, lr), true},
+        {"beta1", BSL_NUM, offsetof(bs_adamw, beta1), true},
+        {"beta2", BSL_NUM, offsetof(bs_adamw, beta2), true},
+        {"eps", BSL_NUM, offsetof(bs_adamw, eps), true},
+        {"weight_decay", BSL_NUM, offsetof(bs_adamw, weight_decay), false},
+        {"clip", BSL_NUM, offsetof(bs_adamw, clip), false},
+        {"step", BSL_I64, offsetof(bs_adamw, step), true},
+        {NULL, BSL_ANY, 0, false}};
     bs_adamw cfg = {0};
     bs_params *p = check(L);
     bsl_options(L, 2, spec, &cfg);

@@ -21,7 +21,8 @@ static bs_home check_home(lua_State *L, int block)
 {
     const char *field = lua_pushfstring(L, "homes[%d]", block);
     if (lua_type(L, -2) != LUA_TSTRING)
-        luaL_argerror(L, 1, lua_pushfstring(L, "%s: string expected, got %s", field, luaL_typename(L, -2)));
+        luaL_argerror(L, 1,
+                      lua_pushfstring(L, "%s: string expected, got %s", field, luaL_typename(L, -2)));
     bs_home home = (bs_home)bsl_word(L, 1, field, lua_tostring(L, -2), bsl_home_words);
     lua_pop(L, 1);
     return home;

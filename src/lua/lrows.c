@@ -115,8 +115,8 @@ static int l_stats(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"gather", l_gather}, {"grad", l_grad}, {"predict", l_predict},
-                                   {"stats", l_stats},   {NULL, NULL}};
+static const luaL_Reg methods[] = {
+    {"gather", l_gather}, {"grad", l_grad}, {"predict", l_predict}, {"stats", l_stats}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
 void bsl_open_rows(lua_State *L)

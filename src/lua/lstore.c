@@ -107,7 +107,7 @@ static int l_get(lua_State *L)
     bs_store *s = check(L);
     int key = check_id(L, 2), micro = check_id(L, 3);
     bs_engine *e = bsl_owner(L, 1, 0);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_place at;
     bs_tensor *t = NULL;
     bs_status st = bs_store_get(s, key, micro, &at);
@@ -157,8 +157,9 @@ static int l_stats(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"fetch", l_fetch}, {"get", l_get},     {"put", l_put},  {"read", l_read},
-                                   {"stats", l_stats}, {"zero", l_zero}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"fetch", l_fetch}, {"get", l_get},     {"put", l_put},
+                                   {"read", l_read},   {"stats", l_stats}, {"zero", l_zero},
+                                   {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
 void bsl_open_store(lua_State *L)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** lsystem.c: the few facts and actions of the operating system that recipes need and Lua lacks: folders,
-** free memory, the process id.
+** lsystem.c: the few facts and actions of the operating system that recipes need and Lua lacks: files and
+** folders, free memory, the process id.
 */
 #include "lua/bsl.h"
 
@@ -38,6 +38,14 @@ static int l_mkdir(lua_State *L)
     if (!S_ISDIR(st.st_mode))
         return fail_path(L, "bs.mkdir", path, ENOTDIR);
     return 0;
+}
+
+/* is_file(path): it is a regular file. Unlike io.open this never waits for the writer of a pipe. */
+static int l_is_file(lua_State *L)
+{
+    struct stat st;
+    lua_pushboolean(L, stat(luaL_checkstring(L, 1), &st) == 0 && S_ISREG(st.st_mode));
+    return 1;
 }
 
 /* check_folder(path): it can be written, or made: said before hours of work and not after. */
@@ -79,6 +87,7 @@ void bsl_open_system(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
                                          {"check_folder", l_check_folder},
+                                         {"is_file", l_is_file},
                                          {"memory_available", l_memory_available},
                                          {"pid", l_pid},
                                          {NULL, NULL}};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference; the
-** tensor dies with its scope, after which the box only remembers whose it was. Axes, columns and rows are
-** counted from 1.
+** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference and
+** gives it back when its scope ends, so that dead handles never wait for a collection. Axes, columns
+*and
+** rows are counted from 1.
 */
 #include "lua/bsl.h"
 
@@ -28,14 +29,15 @@ static void close_rope(void *h)
     bs_rope_free(h);
 }
 
-const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 0, 0};
+const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 1, 0};
 const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
 const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2, 0};
 static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifest *m, int block, int tensor)
+static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifest *m, int block,
+                                         int tensor)
 {
     if (block < 0 || block >= bs_manifest_blocks(m))
         luaL_argerror(L, arg, lua_pushfstring(L, "no block %d in the manifest", block));
@@ -44,7 +46,20 @@ static const bs_tensor_info *find_tensor(lua_State *L, int arg, const bs_manifes
     return bs_manifest_tensor(m, block, tensor);
 }
 
-/* bs.weight.new(engine, manifest, block, tensor [, params, id]) */
+/* Rows [first, first + rows of the tensor) of a parameter's gradient. */
+static bool part_of(bs_param_ref *ref, int64_t first, const bs_tensor_info *info)
+{
+    bs_place *g = &ref->grad;
+    int64_t rows = info->ndim > 0 ? info->dim[0] : 1;
+    if (first > g->rows || rows > g->rows - first)
+        return false;
+    g->off += (size_t)first * (size_t)g->channels * bs_dtype_size(g->dtype);
+    g->rows = g->capacity = rows;
+    return true;
+}
+
+/* bs.weight.new(engine, manifest, block, tensor [, params, id [, first]]); first: the row of the
+   parameter, counted from 0, where the tensor begins when it is a part of it (tiles of the head). */
 static int l_weight_new(lua_State *L)
 {
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
@@ -53,6 +68,8 @@ static int l_weight_new(lua_State *L)
     const bs_tensor_info *info = find_tensor(L, 4, m, block, bsl_checkint(L, 4, 0, INT_MAX));
     const bs_params *p = bsl_opt(L, 5, &bsl_params_type);
     int id = p ? bsl_checkint(L, 6, 0, bs_params_count(p) - 1) : 0;
+    bool part = p && !lua_isnoneornil(L, 7);
+    int64_t first = part ? bsl_checkcount(L, 7) : 0;
     bsl_box *box = bsl_newbox(L, &bsl_weight_type);
     bsl_borrow(L, box, 0, 1);
     if (p)
@@ -60,6 +77,8 @@ static int l_weight_new(lua_State *L)
     bs_param_ref ref = {0};
     bs_weight *w = NULL;
     bs_status st = p ? bs_params_ref(p, id, &ref) : BS_OK;
+    if (st == BS_OK && part && !part_of(&ref, first, info))
+        luaL_argerror(L, 7, "the tensor reaches beyond the parameter");
     if (st == BS_OK)
         st = bs_weight_new(e, block, info, p ? &ref : NULL, &w);
     box->h = w;
@@ -91,7 +110,8 @@ static const bsl_option linear_options[] = {
 static int check_param(lua_State *L, const bs_params *p, const char *field, int id)
 {
     if (id != -1 && (!p || id < 0 || id >= bs_params_count(p)))
-        luaL_argerror(L, 2, lua_pushfstring(L, "option '%s': %d is no parameter of option 'params'", field, id));
+        luaL_argerror(
+            L, 2, lua_pushfstring(L, "option '%s': %d is no parameter of option 'params'", field, id));
     return id;
 }
 
@@ -109,7 +129,8 @@ static bs_status linear_params(const bs_params *p, const linear_args *a, bs_line
 
 static int l_linear_new(lua_State *L)
 {
-    linear_args a = {.bias = -1, .base_weight = -1, .base_bias = -1, .lora_a = -1, .lora_b = -1, .scale = 1};
+    linear_args a = {
+        .bias = -1, .base_weight = -1, .base_bias = -1, .lora_a = -1, .lora_b = -1, .scale = 1};
     bs_linear_cfg cfg = {0};
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
     bsl_options(L, 2, linear_options, &a);
@@ -176,7 +197,7 @@ static int l_want_grad(lua_State *L)
 static int l_grad(lua_State *L)
 {
     bs_tensor *t = bsl_checktensor(L, 1);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *g = NULL;
     bs_status st = bs_tensor_grad(t, &g);
     box->h = g;
@@ -221,7 +242,7 @@ static int l_read(lua_State *L)
     return 1;
 }
 
-/* false too for a closed box. */
+/* false for a closed box and when the scope has ended. */
 static int l_alive(lua_State *L)
 {
     const bsl_box *box = bsl_checkbox(L, 1, &bsl_tensor_type);
@@ -233,8 +254,8 @@ static int l_tostring(lua_State *L)
 {
     const bs_tensor *t = bsl_checkbox(L, 1, &bsl_tensor_type)->h;
     luaL_Buffer b;
-    if (!t || !bs_tensor_alive(t)) {
-        lua_pushstring(L, t ? "bs.tensor (dead: its scope has ended)" : "bs.tensor (closed)");
+    if (!t) {
+        lua_pushliteral(L, "bs.tensor (closed)");
         return 1;
     }
     luaL_buffinit(L, &b);
@@ -264,7 +285,7 @@ static int l_linear(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_linear *w = bsl_check(L, 2, &bsl_linear_type);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_linear(x, w, &y);
     return finish(L, box, y, st, "bs.op.linear");
 }
@@ -277,9 +298,22 @@ static int l_rmsnorm(lua_State *L)
     double eps = luaL_checknumber(L, 3);
     bool one_plus = lua_toboolean(L, 4);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_rmsnorm(x, w, eps, one_plus, &y);
     return finish(L, box, y, st, "bs.op.rmsnorm");
+}
+
+/* layernorm(x, w, b, eps) */
+static int l_layernorm(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bs_weight *w = bsl_check(L, 2, &bsl_weight_type), *b = bsl_check(L, 3, &bsl_weight_type);
+    double eps = luaL_checknumber(L, 4);
+    bsl_use(L, 2);
+    bsl_use(L, 3);
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_layernorm(x, w, b, eps, &y);
+    return finish(L, box, y, st, "bs.op.layernorm");
 }
 
 /* rope(x, r, heads) */
@@ -289,7 +323,7 @@ static int l_rope(lua_State *L)
     bs_rope *r = bsl_check(L, 2, &rope_type);
     int heads = bsl_checkint(L, 3, 1, INT_MAX);
     bsl_use(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_rope(x, r, heads, &y);
     return finish(L, box, y, st, "bs.op.rope");
 }
@@ -305,9 +339,10 @@ static int l_attention(lua_State *L)
                                       {"softcap", BSL_NUM, offsetof(bs_attention_cfg, softcap), false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_attention_cfg cfg = {0};
-    bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3), *y = NULL;
+    bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3),
+              *y = NULL;
     bsl_options(L, 4, spec, &cfg);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_attention(q, k, v, &cfg, &y);
     return finish(L, box, y, st, "bs.op.attention");
 }
@@ -319,7 +354,7 @@ static int l_glu(lua_State *L)
 {
     bs_tensor *g = bsl_checktensor(L, 1), *u = bsl_checktensor(L, 2), *y = NULL;
     bs_act act = (bs_act)luaL_checkoption(L, 3, NULL, act_words);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_glu(g, u, act, &y);
     return finish(L, box, y, st, "bs.op.glu");
 }
@@ -328,7 +363,7 @@ static int l_act(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_act act = (bs_act)luaL_checkoption(L, 2, NULL, act_words);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_act(x, act, &y);
     return finish(L, box, y, st, "bs.op.act");
 }
@@ -336,7 +371,7 @@ static int l_act(lua_State *L)
 static int l_add(lua_State *L)
 {
     bs_tensor *a = bsl_checktensor(L, 1), *b = bsl_checktensor(L, 2), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_add(a, b, &y);
     return finish(L, box, y, st, "bs.op.add");
 }
@@ -344,7 +379,7 @@ static int l_add(lua_State *L)
 static int l_mul(lua_State *L)
 {
     bs_tensor *a = bsl_checktensor(L, 1), *b = bsl_checktensor(L, 2), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_mul(a, b, &y);
     return finish(L, box, y, st, "bs.op.mul");
 }
@@ -353,7 +388,7 @@ static int l_scale(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     double s = luaL_checknumber(L, 2);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_scale(x, s, &y);
     return finish(L, box, y, st, "bs.op.scale");
 }
@@ -369,7 +404,7 @@ static int l_times(lua_State *L)
 static int l_softmax(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_softmax(x, &y);
     return finish(L, box, y, st, "bs.op.softmax");
 }
@@ -380,7 +415,7 @@ static int l_columns(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     int64_t first = bsl_checkcount(L, 2), n = bsl_checkcount(L, 3);
     luaL_argcheck(L, first >= 1, 2, "columns are counted from 1");
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_columns(x, first - 1, n, &y);
     return finish(L, box, y, st, "bs.op.columns");
 }
@@ -391,7 +426,7 @@ static int l_row_scale(lua_State *L)
     bs_tensor *x = bsl_checktensor(L, 1), *g = bsl_checktensor(L, 2), *y = NULL;
     int64_t column = bsl_checkcount(L, 3);
     luaL_argcheck(L, column >= 1, 3, "columns are counted from 1");
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_row_scale(x, g, column - 1, &y);
     return finish(L, box, y, st, "bs.op.row_scale");
 }
@@ -399,7 +434,7 @@ static int l_row_scale(lua_State *L)
 static int l_labelled(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_labelled(x, &y);
     return finish(L, box, y, st, "bs.op.labelled");
 }
@@ -409,7 +444,7 @@ static int l_view(lua_State *L)
     int64_t dim[BS_MAX_DIMS] = {0};
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     int ndim = bsl_checkdims(L, 2, dim);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_status st = bs_op_view(x, ndim, dim, &y);
     return finish(L, box, y, st, "bs.op.view");
 }
@@ -421,12 +456,21 @@ static int l_accumulate(lua_State *L)
     return 0;
 }
 
+/* activation(x): x as ops take it */
+static int l_activation(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_activation(x, &y);
+    return finish(L, box, y, st, "bs.op.activation");
+}
+
 /* from_array(engine, array) */
 static int l_from_array(lua_State *L)
 {
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
     const bs_array *a = bsl_check(L, 2, &bsl_array_type);
-    bsl_box *box = bsl_newtensor(L);
+    bsl_box *box = bsl_newtensor(L, 1);
     bs_tensor *y = NULL;
     bs_status st = bs_tensor_from(e, a, &y);
     return finish(L, box, y, st, "bs.op.from_array");
@@ -437,18 +481,28 @@ static int l_from_array(lua_State *L)
 static const luaL_Reg none[] = {{NULL, NULL}};
 static const luaL_Reg linear_methods[] = {{"dims", l_linear_dims}, {NULL, NULL}};
 static const luaL_Reg tensor_methods[] = {
-    {"alive", l_alive}, {"capacity", l_capacity}, {"dims", l_dims}, {"dtype", l_dtype},
+    {"alive", l_alive}, {"capacity", l_capacity}, {"dims", l_dims},           {"dtype", l_dtype},
     {"grad", l_grad},   {"read", l_read},         {"want_grad", l_want_grad}, {NULL, NULL}};
 static const luaL_Reg tensor_meta[] = {
     {"__add", l_add}, {"__mul", l_times}, {"__tostring", l_tostring}, {NULL, NULL}};
-static const luaL_Reg ops[] = {{"accumulate", l_accumulate}, {"act", l_act},
-                               {"add", l_add},               {"attention", l_attention},
-                               {"columns", l_columns},       {"from_array", l_from_array},
-                               {"glu", l_glu},               {"labelled", l_labelled},
-                               {"linear", l_linear},         {"mul", l_mul},
-                               {"rmsnorm", l_rmsnorm},       {"rope", l_rope},
-                               {"row_scale", l_row_scale},   {"scale", l_scale},
-                               {"softmax", l_softmax},       {"view", l_view},
+static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
+                               {"act", l_act},
+                               {"activation", l_activation},
+                               {"add", l_add},
+                               {"attention", l_attention},
+                               {"columns", l_columns},
+                               {"from_array", l_from_array},
+                               {"glu", l_glu},
+                               {"labelled", l_labelled},
+                               {"layernorm", l_layernorm},
+                               {"linear", l_linear},
+                               {"mul", l_mul},
+                               {"rmsnorm", l_rmsnorm},
+                               {"rope", l_rope},
+                               {"row_scale", l_row_scale},
+                               {"scale", l_scale},
+                               {"softmax", l_softmax},
+                               {"view", l_view},
                                {NULL, NULL}};
 
 static void add_module(lua_State *L, const char *name, lua_CFunction make)

@@ -509,7 +509,7 @@ static bs_status drain(bs_stream *s)
     t0 = bsi_now();
     bs_status st2 = bsi_drain_queue(s->e->compute);
     s->stats.stall_compute_s += bsi_now() - t0;
-    return st != BS_OK ? st : st2;
+    return st != BS_OK ? st : st2; /* a lost device fails both alike */
 }
 
 static void empty_slots(bs_stream *s)
@@ -543,10 +543,15 @@ bs_status bs_stream_abort(bs_stream *s)
     if (s->begun > s->ended)
         (void)leave(s); /* a lost device is reported by the drain */
     bs_status st = drain(s);
+    if (st != BS_OK) { /* a lost device: what was issued may still run, so no memory is touched */
+        s->error = *bs_error();
+        s->error.status = st;
+        return st;
+    }
     for (int64_t i = s->begun; i < s->pushed; i++)
         s->stats.wasted += at(s, i)->fetched;
     s->pushed = s->next_read = s->next_copy = s->begun;
     empty_slots(s);
     s->failed = false;
-    return st;
+    return BS_OK;
 }

@@ -230,7 +230,7 @@ static void test_c4_free_in_flight(void **state)
     }
 }
 
-/* C5: thousands of operations are accepted by a queue that stands still. */
+/* C5: hundreds of operations are accepted by a queue that stands still. */
 static void test_c5_issue_never_blocks(void **state)
 {
     (void)state;
@@ -240,11 +240,11 @@ static void test_c5_issue_never_blocks(void **state)
         bsi_mem *m = mem_new(d, BSI_MEM_PINNED, 1);
         sem_t gate;
         gate_close(q, &gate);
-        for (int n = 0; n < 3000; n++)
+        for (int n = 0; n < 500; n++)
             OK(bsi_fill(q, at(m, 0), n & 255, 1));
         sem_post(&gate);
         OK(bsi_queue_sync(q));
-        assert_int_equal(*(unsigned char *)m->host, 2999 & 255);
+        assert_int_equal(*(unsigned char *)m->host, 499 & 255);
         bsi_mem_free(m);
         bsi_queue_close(q);
         bs_dev_close(d);

@@ -32,11 +32,11 @@ typedef struct rig { /* a head whose tiles are blocks of one region */
     bs_batch *batch;
     bs_params *params;
     bs_head *head;
-    bs_weight *tile[MAX_TILES];
+    bs_weight *tile[MAX_TILES], *bias[MAX_TILES]; /* bias NULL: none */
     int n_tiles;
     int64_t vocab, height;
     bool trainable;
-    float *w; /* host [vocab, C] */
+    float *w, *b; /* host [vocab, C], [vocab]; b NULL: none */
 } rig;
 
 typedef struct problem {
@@ -44,7 +44,7 @@ typedef struct problem {
     int64_t vocab, height, tokens;
     int micros;
     double softcap;
-    bool frozen;
+    bool frozen, bias;
 } problem;
 
 static float noise(const char *stream, int64_t i)
@@ -55,19 +55,38 @@ static float noise(const char *stream, int64_t i)
     return 2 * bsi_uniform(word[0]) - 1;
 }
 
+/* The bias of entries [first, first + n), behind all tiles. */
+static void open_bias(rig *r, int64_t first, int64_t n, bs_param_ref ref)
+{
+    bs_tensor_info info = {.name = "bias",
+                           .dtype = BS_DTYPE_F32,
+                           .ndim = 1,
+                           .dim = {n},
+                           .bytes = (uint64_t)n * 4,
+                           .slot_offset = (uint64_t)(r->vocab * C + first - first * C) * 4,
+                           .expand_offset = UINT64_MAX};
+    ref.grad.off += (size_t)first * 4;
+    ref.grad.rows = ref.grad.capacity = n;
+    ok(bs_weight_new(r->e, r->n_tiles, &info, r->trainable ? &ref : NULL, &r->bias[r->n_tiles]));
+}
+
 static void open_tiles(rig *r)
 {
     bsi_addr at;
-    bs_param_ref ref = {0};
+    bs_param_ref ref = {0}, bias = {0};
     int id;
     size_t bytes = (size_t)(r->vocab * C) * 4;
-    ok(bsi_pool_region(r->e->pool, "weights", bytes, &at));
+    ok(bsi_pool_region(r->e->pool, "weights", bytes + (size_t)r->vocab * 4, &at));
     ok(bsi_engine_write(r->e, at, r->w, bytes));
+    if (r->b)
+        ok(bsi_engine_write(r->e, bsi_addr_add(at, bytes), r->b, (size_t)r->vocab * 4));
     if (r->trainable) {
         ok(bs_params_open(r->e, &r->params));
         ok(bs_params_add_base(r->params, "head", r->vocab, C, &id));
+        ok(bs_params_add_base(r->params, "bias", r->vocab, 1, &id));
         ok(bs_params_seal(r->params));
-        ok(bs_params_ref(r->params, id, &ref));
+        ok(bs_params_ref(r->params, 0, &ref));
+        ok(bs_params_ref(r->params, 1, &bias));
     }
     for (int64_t first = 0; first < r->vocab; first += r->height, r->n_tiles++) {
         int64_t n = BSI_MIN(r->height, r->vocab - first);
@@ -83,6 +102,8 @@ static void open_tiles(rig *r)
         assert_true(r->n_tiles < MAX_TILES);
         r->e->binding.base[r->n_tiles] = bsi_addr_add(at, (size_t)(first * C) * 4);
         ok(bs_weight_new(r->e, r->n_tiles, &info, r->trainable ? &part : NULL, &r->tile[r->n_tiles]));
+        if (r->b)
+            open_bias(r, first, n, bias);
     }
 }
 
@@ -95,6 +116,11 @@ static rig rig_open(const problem *p)
     r.w = malloc((size_t)(p->vocab * C) * 4);
     for (int64_t i = 0; i < p->vocab * C; i++)
         r.w[i] = noise("w", i);
+    if (p->bias) {
+        r.b = malloc((size_t)p->vocab * 4);
+        for (int64_t i = 0; i < p->vocab; i++)
+            r.b[i] = 2 * noise("b", i);
+    }
     ok(bs_dev_open(p->spec ? p->spec : "check:cpu", &(bs_dev_cfg){.threads = 2}, &r.dev));
     ok(bs_engine_open(&(bs_engine_cfg){.dev = r.dev, .pool_bytes = 4 << 20, .n_blocks = MAX_TILES},
                       &r.e));
@@ -108,7 +134,7 @@ static rig rig_open(const problem *p)
     bs_engine_stats_get(r.e, &before);
     ok(bs_head_open(r.e, &cfg, &r.head));
     bs_engine_stats_get(r.e, &after);
-    ok(bs_head_bytes(&batch, &cfg, &bytes));
+    ok(bs_head_bytes(&batch, &cfg, BS_DTYPE_F32, &bytes));
     assert_int_equal(after.fixed_bytes - before.fixed_bytes, bytes);
     open_tiles(&r);
     ok(bs_engine_seal(r.e));
@@ -120,14 +146,17 @@ static void rig_close(rig *r)
     const char *text;
     if (bs_dev_violations(r->dev, &text))
         fail_msg("%s", text);
-    for (int i = 0; i < r->n_tiles; i++)
+    for (int i = 0; i < r->n_tiles; i++) {
         bs_weight_free(r->tile[i]);
+        bs_weight_free(r->bias[i]);
+    }
     bs_head_close(r->head);
     bs_params_close(r->params);
     bs_batch_close(r->batch);
     bs_engine_close(r->e);
     bs_dev_close(r->dev);
     free(r->w);
+    free(r->b);
 }
 
 typedef struct micro { /* one row of tokens; label[t] trains position t - 1 */
@@ -138,13 +167,14 @@ typedef struct micro { /* one row of tokens; label[t] trains position t - 1 */
 
 typedef struct result { /* rows in the order of micro-batches */
     double loss;
-    double *dx, *dw; /* [labelled, C], [vocab, C] */
+    double *dx, *dw, *db; /* [labelled, C], [vocab, C], [vocab] */
 } result;
 
 static void result_free(result *r)
 {
     free(r->dx);
     free(r->dw);
+    free(r->db);
 }
 
 /* Every row is token t's x; the label of t + 1 is trained there. */
@@ -206,7 +236,7 @@ static void all_tiles(const rig *r, int micros)
 {
     for (int i = 0; i < r->n_tiles; i++)
         for (int j = 0; j < micros; j++)
-            ok(bs_head_tile(r->head, j, r->tile[i], i * r->height));
+            ok(bs_head_tile(r->head, j, r->tile[i], r->bias[i], i * r->height));
 }
 
 static double *as_double(const bs_array *a)
@@ -250,9 +280,12 @@ static result run_train(const rig *r, const micro *m, int micros)
         ok(bs_params_zero_grad(r->params));
         for (int i = r->n_tiles; i-- > 0;) /* any order */
             for (int j = 0; j < micros; j++)
-                ok(bs_head_tile_grad(r->head, j, r->tile[i], i * r->height));
+                ok(bs_head_tile_grad(r->head, j, r->tile[i], r->bias[i], i * r->height));
         ok(bs_params_grad(r->params, 0, &a));
         out.dw = as_double(a);
+        bs_array_free(a);
+        ok(bs_params_grad(r->params, 1, &a));
+        out.db = as_double(a);
         bs_array_free(a);
     }
     return out;
@@ -262,7 +295,7 @@ static result run_train(const rig *r, const micro *m, int micros)
 static void row_logits(const rig *r, double cap, const float *x, double *l, double *slope)
 {
     for (int64_t v = 0; v < r->vocab; v++) {
-        double s = 0;
+        double s = r->b ? (double)r->b[v] : 0;
         for (int c = 0; c < C; c++)
             s += (double)x[c] * (double)r->w[v * C + c];
         double t = cap > 0 ? tanh(s / cap) : 0;
@@ -282,6 +315,7 @@ static result reference(const rig *r, double cap, const micro *m, int micros)
     double *l = calloc((size_t)r->vocab, sizeof *l), *slope = calloc((size_t)r->vocab, sizeof *l);
     out.dx = calloc((size_t)(count * C), sizeof *out.dx);
     out.dw = calloc((size_t)(r->vocab * C), sizeof *out.dw);
+    out.db = calloc((size_t)r->vocab, sizeof *out.db);
     for (int j = 0; j < micros; j++) {
         for (int64_t t = 0; t + 1 < m[j].tokens; t++) {
             const float *x = m[j].x + t * C;
@@ -296,6 +330,7 @@ static result reference(const rig *r, double cap, const micro *m, int micros)
             for (int64_t v = 0; v < r->vocab; v++) {
                 double p = v == y ? -odds / (1 + odds) : exp(l[v] - l[y]) / (1 + odds);
                 double d = p * slope[v] / (double)count;
+                out.db[v] += d;
                 for (int c = 0; c < C; c++) {
                     out.dx[at * C + c] += d * (double)r->w[v * C + c];
                     out.dw[v * C + c] += d * (double)x[c];
@@ -336,6 +371,9 @@ static void same(const rig *r, const result *got, const result *want, int64_t co
     double dw = rel_err(got->dw, want->dw, r->vocab * C);
     if (!(dw <= bound))
         fail_msg("height %lld: dW is off by %g", (long long)r->height, dw);
+    double db = r->b ? rel_err(got->db, want->db, r->vocab) : 0;
+    if (!(db <= bound))
+        fail_msg("height %lld: db is off by %g", (long long)r->height, db);
 }
 
 static void check(const problem *p, const micro *m, double bound)
@@ -363,12 +401,13 @@ static void test_heights(void **state)
     micro *m = calloc(1, sizeof *m);
     random_micro(m, 23, 41, 0);
     for (size_t i = 0; i < BSI_COUNT(height); i++)
-        for (int cap = 0; cap < 2; cap++)
+        for (int k = 0; k < 4; k++)
             check(&(problem){.vocab = 41,
                              .height = height[i],
                              .tokens = 24,
                              .micros = 1,
-                             .softcap = cap ? 2.5 : 0},
+                             .softcap = k & 1 ? 2.5 : 0,
+                             .bias = k & 2},
                   m, BOUND);
     free(m);
 }
@@ -425,6 +464,7 @@ static void test_chunks(void **state)
     for (int64_t t = 0; t < 600; t += 11)
         m->label[t] = -100;
     check(&(problem){.vocab = 13, .height = 5, .tokens = 640, .micros = 1}, m, BOUND);
+    check(&(problem){.vocab = 13, .height = 5, .tokens = 640, .micros = 1, .bias = true}, m, BOUND);
     free(m);
 }
 
@@ -467,7 +507,7 @@ static void test_loss_and_logits(void **state)
     double loss, l[41], slope[41];
     random_micro(&m[0], 300, 41, 7);
     random_micro(&m[1], 4, 41, 8);
-    problem p = {.vocab = 41, .height = 9, .tokens = 300, .micros = 2, .softcap = 1.5};
+    problem p = {.vocab = 41, .height = 9, .tokens = 300, .micros = 2, .softcap = 1.5, .bias = true};
     rig r = rig_open(&p);
     result train = run_train(&r, m, 2);
     ok(bs_head_begin(r.head, BS_HEAD_LOSS, set_batch(&r, m, 2)));
@@ -511,14 +551,15 @@ static void test_refused(void **state)
     size_t bytes;
     random_micro(&m[0], 6, 41, 9);
     random_micro(&m[1], 6, 41, 10);
-    rig r = rig_open(&(problem){.vocab = 41, .height = 16, .tokens = 8, .micros = 2, .frozen = true});
+    rig r = rig_open(&(problem){
+        .vocab = 41, .height = 16, .tokens = 8, .micros = 2, .frozen = true, .bias = true});
     int64_t count = set_batch(&r, m, 2);
-    fails(bs_head_tile(r.head, 0, r.tile[0], 0), BS_STATE, "no pass");
+    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "no pass");
     fails(bs_head_loss(r.head, &loss), BS_STATE, "no micro-batch");
     fails(bs_head_begin(r.head, BS_HEAD_TRAIN, 0), BS_ARG, "0 labelled");
     ok(bs_head_begin(r.head, BS_HEAD_TRAIN, count));
-    fails(bs_head_tile(r.head, 2, r.tile[0], 0), BS_ARG, "2 of 2");
-    fails(bs_head_tile(r.head, 0, r.tile[0], 0), BS_STATE, "has not been put");
+    fails(bs_head_tile(r.head, 2, r.tile[0], NULL, 0), BS_ARG, "2 of 2");
+    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "has not been put");
     scope(&r, 0);
     x = rows_of(&r, &m[0]);
     fails(bs_head_put(r.head, 0, x), BS_SHAPE, "[6, 24]");
@@ -529,15 +570,17 @@ static void test_refused(void **state)
     fails(bs_head_put(r.head, 1, y), BS_STATE, "");
     bs_tensor_release(x);
     bs_tensor_release(y);
-    fails(bs_head_tile(r.head, 0, r.tile[1], 16), BS_STATE, "entry 0");
-    fails(bs_head_tile(r.head, 0, r.tile[0], 26), BS_ARG, "26..41");
-    ok(bs_head_tile(r.head, 0, r.tile[0], 0));
-    fails(bs_head_tile(r.head, 0, r.tile[0], 0), BS_STATE, "entry 16");
+    fails(bs_head_tile(r.head, 0, r.tile[1], NULL, 16), BS_STATE, "entry 0");
+    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 26), BS_ARG, "26..41");
+    fails(bs_head_tile(r.head, 0, r.tile[0], r.bias[1], 0), BS_SHAPE, "'bias' [16] of block 1");
+    fails(bs_head_tile(r.head, 0, r.tile[2], r.bias[0], 0), BS_SHAPE, "9 elements");
+    ok(bs_head_tile(r.head, 0, r.tile[0], NULL, 0));
+    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "entry 16");
     fails(bs_head_finish(r.head, 0, &dx), BS_STATE, "16 of 41");
-    ok(bs_head_tile(r.head, 0, r.tile[1], 16));
-    ok(bs_head_tile(r.head, 0, r.tile[2], 32));
+    ok(bs_head_tile(r.head, 0, r.tile[1], NULL, 16));
+    ok(bs_head_tile(r.head, 0, r.tile[2], NULL, 32));
     fails(bs_head_loss(r.head, &loss), BS_STATE, "not been finished");
-    fails(bs_head_tile_grad(r.head, 0, r.tile[0], 0), BS_STATE, "frozen");
+    fails(bs_head_tile_grad(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "frozen");
     scope(&r, 0);
     ok(bs_head_finish(r.head, 0, &dx));
     fails(bs_head_finish(r.head, 0, &dx), BS_STATE, "twice");
@@ -553,13 +596,13 @@ static void test_refused(void **state)
     bs_tensor_release(y);
     bs_scope_close(r.e);
     bs_head_cfg cfg = {.batch = r.batch, .channels = C, .vocab = 41, .tile_rows = 0};
-    fails(bs_head_bytes(&r.batch->cfg, &cfg, &bytes), BS_ARG, "tile_rows 0");
+    fails(bs_head_bytes(&r.batch->cfg, &cfg, BS_DTYPE_F32, &bytes), BS_ARG, "tile_rows 0");
     cfg.tile_rows = 1;
     cfg.softcap = -1;
     fails(bs_head_open(r.e, &cfg, &h), BS_ARG, "softcap -1");
     cfg.softcap = 0;
     cfg.channels = INT64_MAX / 2;
-    fails(bs_head_bytes(&r.batch->cfg, &cfg, &bytes), BS_SHAPE, "too large");
+    fails(bs_head_bytes(&r.batch->cfg, &cfg, BS_DTYPE_F32, &bytes), BS_SHAPE, "too large");
     cfg.channels = C;
     fails(bs_head_open(r.e, &cfg, &h), BS_STATE, "sealed");
     rig_close(&r);
@@ -588,7 +631,7 @@ static void test_meta(void **state)
         bs_tensor_release(dx);
         bs_scope_close(r.e);
         ok(bs_head_loss(r.head, &loss));
-        ok(bs_head_tile_grad(r.head, 0, r.tile[0], 0));
+        ok(bs_head_tile_grad(r.head, 0, r.tile[0], NULL, 0));
         ok(bs_params_norm(r.params, &loss));
         ok(bs_head_begin(r.head, BS_HEAD_LOGITS, 1));
         put_all(&r, m, 1, false);

@@ -107,6 +107,98 @@ static void test_rmsnorm_bwd(void **state)
         }
 }
 
+/* The same for the layer norm, with the bias; which: 0 x, 1 w, 2 b, 3 nothing. */
+static double layer_objective(const float *x, const float *w, const float *b, const float *dy, int64_t T,
+                              int64_t C, int which, int64_t at, double h)
+{
+    double sum = 0;
+    for (int64_t t = 0; t < T; t++) {
+        double mean = 0, var = 0, dot = 0, rest = 0;
+        for (int64_t c = 0; c < C; c++)
+            mean += ((double)x[t * C + c] + (which == 0 && at == t * C + c ? h : 0)) / (double)C;
+        for (int64_t c = 0; c < C; c++) {
+            double d = (double)x[t * C + c] + (which == 0 && at == t * C + c ? h : 0) - mean;
+            var += d * d / (double)C;
+            dot += d * ((double)w[c] + (which == 1 && at == c ? h : 0)) * (double)dy[t * C + c];
+            rest += ((double)b[c] + (which == 2 && at == c ? h : 0)) * (double)dy[t * C + c];
+        }
+        sum += dot / sqrt(var + 1e-3) + rest;
+    }
+    return sum;
+}
+
+static double layer_slope(const float *x, const float *w, const float *b, const float *dy, int64_t T,
+                          int64_t C, int which, int64_t at)
+{
+    const double h = 1e-4;
+    return (layer_objective(x, w, b, dy, T, C, which, at, h) -
+            layer_objective(x, w, b, dy, T, C, which, at, -h)) /
+           (2 * h);
+}
+
+static void test_layernorm(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(shapes); i++) {
+        int64_t T = shapes[i][0], C = shapes[i][1], n = T * C;
+        float *x = array(n, 1), *w = array(C, 1), *b = array(C, 1), *y = array_of(n, NAN),
+              *stats = array_of(2 * T, NAN);
+        for (int64_t j = 0; j < n; j++)
+            x[j] += 5; /* a mean that would drown a variance taken as mean(x^2) - mean^2 in f32 */
+        launch_all(BSK_LAYERNORM, (bsk_call){.p = {x, w, b, y, stats}, .n = {T, C}, .f = {1e-3}}, 3, n);
+        for (int64_t t = 0; t < T; t++) {
+            double mean = 0, var = 0;
+            for (int64_t c = 0; c < C; c++)
+                mean += (double)x[t * C + c] / (double)C;
+            for (int64_t c = 0; c < C; c++)
+                var += ((double)x[t * C + c] - mean) * ((double)x[t * C + c] - mean) / (double)C;
+            double r = 1 / sqrt(var + 1e-3);
+            near_("mean", (double)stats[2 * t] / mean, 1, 1e-7);
+            near_("rstd", (double)stats[2 * t + 1] / r, 1, 1e-7);
+            for (int64_t c = 0; c < C; c++) /* mean near 5 is rounded by 2.4e-7, and r is at most 32 */
+                near_("y", (double)y[t * C + c],
+                      ((double)x[t * C + c] - mean) * r * (double)w[c] + (double)b[c], 2.4e-7 * r + 3e-7);
+        }
+        array_free(x, n), array_free(w, C), array_free(b, C), array_free(y, n);
+        array_free(stats, 2 * T);
+    }
+}
+
+static void test_layernorm_bwd(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BSI_COUNT(shapes); i++)
+        for (int64_t add = 0; add < 2; add++) {
+            int64_t T = shapes[i][0], C = shapes[i][1], n = T * C;
+            float *x = array(n, 2), *w = array(C, 1), *b = array(C, 1), *dy = array(n, 1), *y = array(n, 0),
+                  *stats = array(2 * T, 0), *dx = array(n, 1), *dw = array(C, 1), *db = array(C, 1);
+            float *dx0 = array_copy(dx, n), *dw0 = array_copy(dw, C), *db0 = array_copy(db, C);
+            for (int64_t j = 0; j < n && !add; j++)
+                dx[j] = NAN;
+            launch(BSK_LAYERNORM, (bsk_call){.p = {x, w, b, y, stats}, .n = {T, C}, .f = {1e-3}}, &team2);
+            bsk_call c = {.p = {x, w, stats, dy, dx, NULL, NULL}, .n = {T, C, add}};
+            launch_all(BSK_LAYERNORM_BWD, c, 4, n);
+            float *kept = array_copy(dx, n), *scratch = array_copy(add ? dx0 : dx, n);
+            c.p[4] = scratch;
+            c.p[5] = dw; /* each of dw and db without the other */
+            launch_all(BSK_LAYERNORM_BWD, c, 5, C);
+            c.p[5] = NULL;
+            c.p[6] = db;
+            launch_all(BSK_LAYERNORM_BWD, c, 6, C);
+            for (int64_t k = 0; k < n; k += 1 + n / 50)
+                near_("dx", (double)kept[k],
+                      layer_slope(x, w, b, dy, T, C, 0, k) + (add ? (double)dx0[k] : 0), 1e-5);
+            for (int64_t k = 0; k < C && T; k += 1 + C / 20) {
+                near_("dw", (double)dw[k], layer_slope(x, w, b, dy, T, C, 1, k) + (double)dw0[k], 1e-6);
+                near_("db", (double)db[k], layer_slope(x, w, b, dy, T, C, 2, k) + (double)db0[k], 1e-6);
+            }
+            array_free(x, n), array_free(w, C), array_free(b, C), array_free(dy, n), array_free(y, n);
+            array_free(stats, 2 * T), array_free(dx, n), array_free(dw, C), array_free(db, C);
+            array_free(dx0, n), array_free(dw0, C), array_free(db0, C);
+            array_free(kept, n), array_free(scratch, n);
+        }
+}
+
 static void test_rope(void **state)
 {
     (void)state;
@@ -305,6 +397,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmsnorm),        cmocka_unit_test(test_rmsnorm_bwd),
+        cmocka_unit_test(test_layernorm),      cmocka_unit_test(test_layernorm_bwd),
         cmocka_unit_test(test_rope),           cmocka_unit_test(test_bias_colsum),
         cmocka_unit_test(test_softmax),        cmocka_unit_test(test_columns_rows),
         cmocka_unit_test(test_gather_scatter), cmocka_unit_test(test_dropout),

@@ -25,7 +25,7 @@ typedef struct opcase {
     int64_t n[6];
     double d[3];
     bool train;
-    bs_weight *w;
+    bs_weight *w, *b;
     bs_linear *l;
     bs_rope *rope;
     bs_attention_cfg attention;
@@ -317,6 +317,91 @@ static void test_rmsnorm(void **state)
         bs_weight_free(c.w);
         fix_close(&f);
     }
+}
+
+static void layernorm_ref(const opcase *c, double *const *in, double *y)
+{
+    int64_t C = c->cols[1];
+    for (int64_t t = 0; t < elems(c, 0) / C; t++) {
+        const double *x = in[0] + t * C;
+        double mean = 0.0, var = 0.0;
+        for (int64_t i = 0; i < C; i++)
+            mean += x[i] / (double)C;
+        for (int64_t i = 0; i < C; i++)
+            var += (x[i] - mean) * (x[i] - mean) / (double)C;
+        for (int64_t i = 0; i < C; i++)
+            y[t * C + i] = (x[i] - mean) / sqrt(var + c->d[0]) * in[1][i] + in[2][i];
+    }
+}
+
+static bs_status layernorm_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
+{
+    return bs_op_layernorm(x[0], c->w, c->b, c->d[0], y);
+}
+
+static void test_layernorm(void **state)
+{
+    (void)state;
+    const bs_dtype stored[] = {BS_DTYPE_F32, BS_DTYPE_BF16, BS_DTYPE_F16};
+    for (int k = 0; k < 12; k++) { /* dtype x weight trainable x bias trainable; 3 heads in a row */
+        fixture f;
+        start(&f);
+        fix_seal(&f);
+        static opcase c;
+        c = (opcase){.name = "layernorm",
+                     .n_x = 1,
+                     .n_w = 2,
+                     .rows = {T, 1, 1},
+                     .cols = {12, 4, 4},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .d = {1e-3},
+                     .op = layernorm_op,
+                     .ref = layernorm_ref};
+        bs_weight **w[] = {&c.w, &c.b};
+        for (int i = 0; i < 2; i++) {
+            bs_tensor_info info = fix_weight(&f, i ? "bias" : "norm", stored[k / 4], 1, (int64_t[]){4},
+                                             fix_floats(&f, c.v[1 + i], 4));
+            if (k & (1 << i))
+                c.grad[1 + i] = fix_place(&f, 1, 4, NULL);
+            ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[1 + i]}, w[i]));
+        }
+        check(&f, &c);
+        bs_weight_free(c.w);
+        bs_weight_free(c.b);
+        fix_close(&f);
+    }
+}
+
+/* A bias of another length or block is refused before anything is launched. */
+static void test_layernorm_refused(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[24], w[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    bs_weight *norm, *longer, *far;
+    bs_tensor *y;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info four = fix_weight(&f, "norm", BS_DTYPE_F32, 1, (int64_t[]){4}, w);
+    bs_tensor_info eight = fix_weight(&f, "longer", BS_DTYPE_F32, 1, (int64_t[]){8}, w);
+    ok(bs_weight_new(f.e, 0, &four, NULL, &norm));
+    ok(bs_weight_new(f.e, 0, &eight, NULL, &longer));
+    ok(bs_weight_new(f.e, 1, &four, NULL, &far));
+    fix_rows(&f, 0, 1, (int64_t[]){3}, NULL);
+    fix_scope(&f, 0, false, false);
+    bs_tensor *x = fix_from(&f, 3, 8, fix_floats(&f, v, 24));
+    uint64_t launches = fix_launches(&f);
+    assert_int_equal(bs_op_layernorm(x, norm, longer, 1e-5, &y), BS_SHAPE);
+    assert_int_equal(bs_op_layernorm(x, norm, far, 1e-5, &y), BS_SHAPE);
+    assert_int_equal(bs_op_layernorm(x, norm, norm, -1.0, &y), BS_ARG);
+    assert_int_equal(fix_launches(&f), launches);
+    bs_tensor_release(x);
+    bs_scope_close(f.e);
+    bs_weight_free(norm);
+    bs_weight_free(longer);
+    bs_weight_free(far);
+    fix_close(&f);
 }
 
 static void softmax_ref(const opcase *c, double *const *in, double *y)
@@ -752,6 +837,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_elementwise),
                                        cmocka_unit_test(test_rmsnorm),
+                                       cmocka_unit_test(test_layernorm),
+                                       cmocka_unit_test(test_layernorm_refused),
                                        cmocka_unit_test(test_rows),
                                        cmocka_unit_test(test_rope),
                                        cmocka_unit_test(test_attention),

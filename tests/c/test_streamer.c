@@ -280,7 +280,8 @@ static void test_lost_device(void **state)
         OK(bs_plan_new(&pc, &r.plan));
         OK(bs_dev_open("check:cpu", &dc, &r.dev));
         size_t results = r.slot * (size_t)fx.n_visits;
-        bs_engine_cfg ec = {r.dev, results + bs_plan_device_bytes(r.plan), 0, FX_BLOCKS, 0};
+        bs_engine_cfg ec = {
+            .dev = r.dev, .pool_bytes = results + bs_plan_device_bytes(r.plan), .n_blocks = FX_BLOCKS};
         if ((st = bs_engine_open(&ec, &r.e)) == BS_OK) {
             OK(bsi_pool_region(r.e->pool, "results", results, &r.seen));
             st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .plan = r.plan}, &r.s);
@@ -362,14 +363,27 @@ static void test_misuse(void **state)
     bs_stream_cfg sc = {.engine = r.e, .plan = r.plan};
     assert_int_equal(bs_stream_open(&sc, &second), BS_STATE);
     OK(bs_stream_push(r.s, NULL, 0, true));
+    run_close(&r);
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    run r;
+    bs_visit v;
+    bsi_aio_fault late = {.delay_us = 200000}; /* the first visit has to wait */
+    run_open(
+        &r, &fx,
+        &(run_cfg){.spec = "cpu", .home = all_disk, .dev_slots = 2, .host_slots = 2, .fault = &late});
+    OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
     bs_cancel(true);
-    bs_status st = run_segment(&r, &fx);
+    bs_status st = bs_stream_next(r.s, &v);
     bs_cancel(false);
     assert_int_equal(st, BS_CANCELLED);
+    ASSERT_ERROR("'layer.0'");
+    OK(bs_stream_next(r.s, &v)); /* only the wait had ended */
+    assert_int_equal(v.serial, 0);
     OK(bs_stream_abort(r.s));
-    r.next = 0;
-    OK(run_segment(&r, &fx));
-    assert_int_equal(run_wrong(&r, &fx), 0);
     run_close(&r);
 }
 
@@ -450,21 +464,14 @@ static void test_nothing_is_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_placements),
-        cmocka_unit_test(test_no_staging),
-        cmocka_unit_test(test_jitter),
-        cmocka_unit_test(test_odd_reads),
-        cmocka_unit_test(test_dry),
-        cmocka_unit_test(test_waits_are_needed),
-        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_failing_read),
-        cmocka_unit_test(test_changed_file),
-        cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_prefetch_across_segments),
-        cmocka_unit_test(test_where),
-        cmocka_unit_test(test_nothing_is_kept),
+        cmocka_unit_test(test_placements),   cmocka_unit_test(test_no_staging),
+        cmocka_unit_test(test_jitter),       cmocka_unit_test(test_odd_reads),
+        cmocka_unit_test(test_dry),          cmocka_unit_test(test_waits_are_needed),
+        cmocka_unit_test(test_abort),        cmocka_unit_test(test_failing_read),
+        cmocka_unit_test(test_changed_file), cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_prefetch_across_segments),
+        cmocka_unit_test(test_where),        cmocka_unit_test(test_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

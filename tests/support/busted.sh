@@ -10,7 +10,7 @@ shift 2
 printf 'require "busted.runner"({standalone = false})\n' | "$bslua" - --output=plainTerminal "$@" "$spec"
 
 case $(basename "$spec") in
-binding_spec.lua | json_spec.lua | array_spec.lua | safetensors_spec.lua) ;;
+binding_spec.lua | lifetime_spec.lua | json_spec.lua | array_spec.lua | safetensors_spec.lua | tokenizer_spec.lua) ;;
 *) exit 0 ;;
 esac
 [ -n "${BS_MODULE:-}" ] || exit 0

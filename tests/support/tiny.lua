@@ -12,16 +12,26 @@ local function noise(name, n, scale)
 end
 tiny.noise = noise
 
---- A random array; vectors (norm weights) are around 1.
+--- A random array; vectors that are no biases (norm weights) are around 1.
 function tiny.tensor(name, dims, dtype)
   local n = 1
   for _, d in ipairs(dims) do n = n * d end
   local v = noise(name, n, #dims == 1 and 0.1 or 1.0 / math.sqrt(dims[#dims]))
-  if #dims == 1 then
+  if #dims == 1 and not name:match("bias$") then
     for i = 1, n do v[i] = v[i] + 1 end
   end
   local a = bs.array.new("f32", dims, v)
   return dtype and dtype ~= "f32" and a:cast(dtype) or a
+end
+
+--- Numbers to move a tensor along, as large as its own spread: half gradient, half random.
+function tiny.direction(name, dims, gradient)
+  local norm, n = 0, #gradient
+  for i = 1, n do norm = norm + gradient[i] ^ 2 end
+  local scale = #dims == 1 and 0.1 or 1.0 / math.sqrt(dims[#dims])
+  local d, along = noise("direction of " .. name, n, scale), scale * math.sqrt(n / norm)
+  for i = 1, n do d[i] = d[i] + along * gradient[i] end
+  return d
 end
 
 --- Write config.json and model.safetensors for a family. dtype: how weights are stored.
@@ -36,6 +46,8 @@ function tiny.checkpoint(dir, family, config, dtype)
   end
   add(family.embed.name, { c.vocab, c.channels })
   add(family.head.norm, { c.channels })
+  if family.head.norm_bias then add(family.head.norm_bias, { c.channels }) end
+  if family.head.bias then add(family.head.bias, { c.vocab }) end
   if not c.tied then add(family.head.weight, { c.vocab, c.channels }) end
   bs.mkdir(dir)
   bs.write_file(dir .. "/config.json", bs.json.encode(config))

@@ -22,6 +22,7 @@
 #define SLAB_NODES    64
 #define SLAB_MARKS    256
 #define RECLAIM_EVERY 256 /* issues between two looks at a queue that nobody queries */
+#define MAX_AHEAD     1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
 
 /* ---- nodes and marks (owner)
  * ----------------------------------------------------------------------------- */
@@ -42,37 +43,57 @@ static void put_node(cpu_dev *d, cpu_node *n)
     d->free_nodes = n;
 }
 
+static bool more_nodes(cpu_dev *d)
+{
+    cpu_node *n = new_slab(d, SLAB_NODES * sizeof *n);
+    for (int i = 0; n && i < SLAB_NODES; i++)
+        put_node(d, n + i);
+    return n != NULL;
+}
+
 static cpu_node *take_node(cpu_dev *d)
 {
-    if (!d->free_nodes) {
-        cpu_node *n = new_slab(d, SLAB_NODES * sizeof *n);
-        for (int i = 0; n && i < SLAB_NODES; i++)
-            put_node(d, n + i);
-    }
+    if (!d->free_nodes && !more_nodes(d))
+        return NULL;
     cpu_node *n = d->free_nodes;
-    if (n) {
-        d->free_nodes = atomic_load_explicit(&n->next, memory_order_relaxed);
-        atomic_store_explicit(&n->next, NULL, memory_order_relaxed);
-    }
+    d->free_nodes = atomic_load_explicit(&n->next, memory_order_relaxed);
+    atomic_store_explicit(&n->next, NULL, memory_order_relaxed);
     return n;
+}
+
+static bool more_marks(cpu_dev *d)
+{
+    cpu_mark *m = new_slab(d, SLAB_MARKS * sizeof *m);
+    for (int i = 0; m && i < SLAB_MARKS; i++) {
+        m[i].next = d->free_marks;
+        d->free_marks = m + i;
+    }
+    return m != NULL;
 }
 
 static cpu_mark *take_mark(cpu_dev *d)
 {
-    if (!d->free_marks) {
-        cpu_mark *m = new_slab(d, SLAB_MARKS * sizeof *m);
-        for (int i = 0; m && i < SLAB_MARKS; i++) {
-            m[i].next = d->free_marks;
-            d->free_marks = m + i;
-        }
-    }
+    if (!d->free_marks && !more_marks(d))
+        return NULL;
     cpu_mark *m = d->free_marks;
-    if (m) {
-        d->free_marks = m->next;
-        atomic_store_explicit(&m->done, MARK_PENDING, memory_order_relaxed);
-        m->refs = 1;
-    }
+    d->free_marks = m->next;
+    atomic_store_explicit(&m->done, MARK_PENDING, memory_order_relaxed);
+    m->refs = 1;
     return m;
+}
+
+/* Room for all that a queue can have in flight, so that how far the host runs ahead changes no byte of
+   memory. TSan builds are unbounded (see bsi_cpu_issue) and allocate as they go. */
+static bool reserve(cpu_dev *d)
+{
+    int n = BS_TSAN ? 0 : MAX_AHEAD + RECLAIM_EVERY;
+    for (int i = 0; i < n; i += SLAB_NODES)
+        if (!more_nodes(d))
+            return false;
+    for (int i = 0; i < n; i += SLAB_MARKS)
+        if (!more_marks(d))
+            return false;
+    return true;
 }
 
 static void drop_mark(cpu_dev *d, cpu_mark *m)
@@ -119,8 +140,14 @@ void bsi_cpu_issue(cpu_queue *q, cpu_node *n)
     sem_post(&q->ready);
     /* A long run of launches without a query would keep all its nodes. Looking at the worker's progress
        orders this thread behind it, which a race detector must not see. */
-    if (!BS_TSAN && q->issued % RECLAIM_EVERY == 0)
-        recycle(q, atomic_load_explicit(&q->done, memory_order_acquire));
+    if (BS_TSAN || q->issued % RECLAIM_EVERY)
+        return;
+    uint64_t done = atomic_load_explicit(&q->done, memory_order_acquire);
+    while (q->issued - done >= MAX_AHEAD) { /* what it waits for has been issued: it will run */
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        done = atomic_load_explicit(&q->done, memory_order_acquire);
+    }
+    recycle(q, done);
 }
 
 /* ---- worker
@@ -268,7 +295,7 @@ bs_status bsi_cpu_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
     sem_init(&q->ready, 0, 0);
     q->head = q->tail = q->oldest = take_node(d);
     q->stop = take_node(d);
-    if (!q->head || !q->stop)
+    if (!q->head || !q->stop || !reserve(d))
         goto fail;
     *q->head = (cpu_node){.kind = CPU_STOP}; /* before the first: never run */
     if (!BS_TSAN && strcmp(name, "compute") == 0 && d->threads > 1) {

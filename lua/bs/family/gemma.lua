@@ -1,0 +1,52 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Gemma 1: Llama skeleton; norms multiply by 1 + w, embedding rows by sqrt(channels), the gate goes
+-- through the tanh form of GELU.
+local nn = require "bs.nn"
+
+local M = { model_types = { "gemma" }, peft_prefix = "base_model.model." }
+
+--- The numbers that the family uses, from a config.json table.
+function M.config(hf)
+  local r = nn.reader(hf, "gemma")
+  local c = r.decoder { heads = 16, kv_heads = 16, head_dim = 256, tied = true }
+  if r.get("hidden_activation", false) then
+    c.act = r.act("hidden_activation")
+  else -- older files say "gelu" and mean the tanh form
+    r.want("hidden_act", { "gelu", "gelu_pytorch_tanh" }, "gelu")
+    c.act = "gelu_tanh"
+  end
+  c.bias = r.flag("attention_bias", false)
+  c.embed_scale, c.norm_one_plus = math.sqrt(c.channels), true
+  c.rope = nn.rope_config(hf, c.head_dim)
+  return c
+end
+
+M.embed = { name = "model.embed_tokens.weight" }
+M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
+
+function M.prefix(i) return ("model.layers.%d."):format(i) end
+
+--- Tensors of one layer, in the order of its block.
+function M.tensors(c)
+  local t = {}
+  nn.vector(t, "input_layernorm.weight", c.channels)
+  nn.attention_tensors(t, c, c.bias, c.bias)
+  nn.vector(t, "post_attention_layernorm.weight", c.channels)
+  nn.mlp_tensors(t, c)
+  return t
+end
+
+--- x [T, channels] -> [T, channels]
+function M.layer(c, w, x, ctx)
+  local a = w.self_attn
+  local h = nn.rmsnorm(x, w.input_layernorm, c.eps, true)
+  local q, k = ctx.rope(a.q_proj(h), c.heads), ctx.rope(a.k_proj(h), c.kv_heads)
+  x = x + a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
+  h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps, true)
+  return x + nn.mlp(c, w.mlp, h)
+end
+
+--- Groups of LoRA targets; "all" is every linear of a layer.
+M.lora = nn.lora
+
+return M

@@ -1,0 +1,80 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Gemma 3, text checkpoints: the norms of Gemma 2, norms over each head of q and k in place of the
+-- soft-caps, and two rotations: layers with a window turn by theta 1e4, the others (every sixth) by theta
+-- 1e6, where a checkpoint for long contexts also scales (Gemma Team 2025).
+local bs = require "bs"
+local nn = require "bs.nn"
+
+local M = { model_types = { "gemma3_text" }, peft_prefix = "base_model.model." }
+
+-- Both layouts: one table a kind of layer, or flat keys that describe the full layers.
+local function ropes(hf, r, head_dim)
+  local by_kind = type(hf.rope_parameters) == "table" and hf.rope_parameters or {}
+  local full, sliding = by_kind.full_attention, by_kind.sliding_attention
+  if (full == nil) ~= (sliding == nil) then
+    bs.fail(1, "config.json: 'rope_parameters' has only one of full_attention and sliding_attention")
+  end
+  full = full and { rope_parameters = full, max_position_embeddings = hf.max_position_embeddings } or hf
+  sliding = sliding and { rope_parameters = sliding }
+    or { rope_theta = r.number("rope_local_base_freq", 10000.0) }
+  return {
+    full = nn.rope_config(full, head_dim, { theta = 1000000.0 }),
+    sliding = nn.rope_config(sliding, head_dim),
+  }
+end
+
+--- The numbers that the family uses, from a config.json table.
+function M.config(hf)
+  local r = nn.reader(hf, "gemma3_text")
+  local c = r.decoder {
+    vocab = 262208, channels = 2304, hidden = 9216, layers = 26, heads = 8, kv_heads = 4, head_dim = 256,
+    tied = true,
+  }
+  c.act, c.bias = r.act("hidden_activation", "gelu_pytorch_tanh"), r.flag("attention_bias", false)
+  r.want("use_bidirectional_attention", { false }, false)
+  c.scale = r.number("query_pre_attn_scalar", 256) ^ -0.5
+  c.final_softcap = r.number("final_logit_softcapping", 0)
+  c.window = r.window("sliding_window", 4096)
+  local every = r.count("sliding_window_pattern", 6)
+  c.sliding = r.sliding(c.layers, function(i) return (i + 1) % every ~= 0 end)
+  c.embed_scale, c.norm_one_plus = math.sqrt(c.channels), true
+  c.ropes = ropes(hf, r, c.head_dim)
+  return c
+end
+
+M.embed = { name = "model.embed_tokens.weight" }
+M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
+
+function M.prefix(i) return ("model.layers.%d."):format(i) end
+
+--- Tensors of one layer, in the order of its block.
+function M.tensors(c)
+  local t = {}
+  nn.vector(t, "input_layernorm.weight", c.channels)
+  nn.attention_tensors(t, c, c.bias, c.bias)
+  nn.vector(t, "self_attn.q_norm.weight", c.head_dim)
+  nn.vector(t, "self_attn.k_norm.weight", c.head_dim)
+  nn.vector(t, "post_attention_layernorm.weight", c.channels)
+  nn.vector(t, "pre_feedforward_layernorm.weight", c.channels)
+  nn.mlp_tensors(t, c)
+  nn.vector(t, "post_feedforward_layernorm.weight", c.channels)
+  return t
+end
+
+--- x [T, channels] -> [T, channels]
+function M.layer(c, w, x, ctx)
+  local function norm(v, weight) return nn.rmsnorm(v, weight, c.eps, true) end
+  local a, rope = w.self_attn, c.sliding[ctx.layer] and "sliding" or "full"
+  local h = norm(x, w.input_layernorm)
+  local q = ctx.rope(norm(a.q_proj(h), a.q_norm), c.heads, rope)
+  local k = ctx.rope(norm(a.k_proj(h), a.k_norm), c.kv_heads, rope)
+  local o = a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
+  x = x + norm(o, w.post_attention_layernorm)
+  h = norm(x, w.pre_feedforward_layernorm)
+  return x + norm(nn.mlp(c, w.mlp, h), w.post_feedforward_layernorm)
+end
+
+--- Groups of LoRA targets; "all" is every linear of a layer.
+M.lora = nn.lora
+
+return M
