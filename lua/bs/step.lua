@@ -107,11 +107,10 @@ function methods:step(micros, opts)
   end
   local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
   local norm = self.params:norm()
-  for what, v in pairs { loss = loss, ["the gradient's norm"] = norm } do
-    if not health.finite_number(v) then
-      drop(self)
-      health.diagnose(self, micros, what)
-    end
+  local what = not health.finite_number(loss) and "loss" or not health.finite_number(norm) and "the gradient's norm"
+  if what then
+    drop(self)
+    health.diagnose(self, micros, what)
   end
   if opts.apply ~= false then
     local o = { step = self.steps_done + 1 }
