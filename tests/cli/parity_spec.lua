@@ -25,7 +25,12 @@ local function hashes(result)
 end
 
 describe("parity", function()
-  for _, name in ipairs { "llama", "llama_bias", "qwen3", "qwen3_f16", "qwen3_yarn" } do
+  local checks = { -- in each reference
+    { "llama", 67 }, { "llama_bias", 37 }, { "qwen3", 86 }, { "qwen3_f16", 67 }, { "qwen3_yarn", 37 },
+    { "phi3_longrope", 25 },
+  }
+  for _, reference in ipairs(checks) do
+    local name, count = table.unpack(reference)
     it(name .. " holds with every home, to the same bits", function()
       local want
       for _, extra in ipairs { "home=gpu", "home=ram", "home=disk", "home=disk dev_slots=1",
@@ -33,7 +38,7 @@ describe("parity", function()
         local ok, code, result = parity(name, extra)
         assert.is_true(ok, extra .. " exit " .. tostring(code))
         assert.is_true(result.ok)
-        assert.is_true(#result.checks > 30)
+        assert.equal(count, #result.checks)
         want = want or hashes(result)
         assert.same(want, hashes(result))
       end
