@@ -80,16 +80,16 @@ end
 
 -- ---- the first reading -----------------------------------------------------------------------
 
-local function drop(reason, where)
+local function drop(reason, where, most)
   reason.count = reason.count + 1
-  if #reason.rows < reason.most then reason.rows[#reason.rows + 1] = where end
+  if #reason.rows < (most or LISTED) then reason.rows[#reason.rows + 1] = where end
 end
 
 local function take(self, line, where, offset)
   local s = self.stats
   s.rows = s.rows + 1
   local ids, labels = parse(self, line)
-  if not ids then return drop(s.bad, ("%s: %s"):format(where, labels)) end
+  if not ids then return drop(s.bad, ("%s: %s"):format(where, labels), TOLD) end
   local n = trained(labels)
   if #ids > self.cfg.micro_tokens then
     return drop(s.too_long, where)
@@ -178,14 +178,14 @@ end
 -- seed; max_refused (share of the rows that may be dropped, default 0.05); on_long ("drop", or "refuse"
 -- the data). Returns a loader, or nil, a message and the exit status: 4 when the data is refused, 1 when a
 -- file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad, too_long,
--- untrained = {count, rows = the first `most` as "file:line", with the reason where it is bad}.
+-- untrained = {count, rows = the first of them as "file:line", with the reason where it is bad}.
 function data.open(files, opts)
   local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
   self.first = { [0] = 1 } -- epoch -> its first step
   self.format = formats.new(self.cfg.vocab, self.cfg.text)
-  local function none(most) return { count = 0, rows = {}, most = most } end
-  self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(TOLD), too_long = none(LISTED),
-    untrained = none(LISTED) }
+  local function none() return { count = 0, rows = {} } end
+  self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(), too_long = none(),
+    untrained = none() }
   local ok, msg, code = open_files(self)
   if ok then ok, msg, code = judge(self) end
   if ok then return self end

@@ -21,11 +21,16 @@ local roles = { system = true, user = true, assistant = true }
 
 local function null(v) return v == nil or v == bs.json.null end
 
+-- What a value is: "null", "a text", "an object"; and the value where it is short.
+local function kind(v)
+  local t = null(v) and "null" or type(v)
+  if t == "string" then return "a text" end
+  return t == "table" and (v[1] ~= nil and "a list" or "an object") or t == "null" and t or "a " .. t
+end
+
 local function shown(v)
-  if null(v) then return "null" end
-  local kind = type(v)
-  if kind == "string" then return #v <= 40 and ("'%s'"):format(v) or "a text" end
-  return kind == "table" and (v[1] ~= nil and "a list" or "an object") or tostring(v)
+  if type(v) == "string" and #v <= 40 then return ("'%s'"):format(v) end
+  return math.type(v) and tostring(v) or kind(v)
 end
 
 local function quoted(names)
@@ -52,7 +57,7 @@ end
 
 -- t as a list of integers 0 <= v < vocab (or -100, for labels); nil and the reason otherwise.
 local function integers(t, name, vocab, no_loss)
-  if type(t) ~= "table" then return nil, ("'%s' is %s, not a list"):format(name, shown(t)) end
+  if type(t) ~= "table" then return nil, ("'%s' is %s, not a list"):format(name, kind(t)) end
   if not is_list(t) then return nil, ("'%s' has names or nulls; it must be a list"):format(name) end
   for i = 1, #t do
     local v = t[i]
@@ -121,11 +126,11 @@ local function encode_prompt(self, row)
 end
 
 local function check_messages(list)
-  if type(list) ~= "table" then return ("'messages' is %s, not a list"):format(shown(list)) end
+  if type(list) ~= "table" then return ("'messages' is %s, not a list"):format(kind(list)) end
   if #list == 0 or not is_list(list) then return "'messages' must be a list of messages" end
   for i, m in ipairs(list) do
     local where = ("messages[%d]"):format(i - 1)
-    if type(m) ~= "table" then return ("%s is %s, not an object"):format(where, shown(m)) end
+    if type(m) ~= "table" then return ("%s is %s, not an object"):format(where, kind(m)) end
     if not roles[m.role] then
       return ("%s: role %s; system, user or assistant is expected"):format(where, shown(m.role))
     end
@@ -135,7 +140,7 @@ local function check_messages(list)
       end
     end
     if type(m.content) ~= "string" then
-      return ("%s: content is %s, not a text"):format(where, shown(m.content))
+      return ("%s: content is %s, not a text"):format(where, kind(m.content))
     end
     if m.role == "system" and i > 1 then return where .. ": a system message must be the first" end
   end
@@ -236,7 +241,7 @@ local function check_fields(self, f, row)
   for _, key in ipairs(f.needs) do
     if row[key] == nil then return ("no field '%s'"):format(key) end
     if f.texts and type(row[key]) ~= "string" then
-      return ("'%s' is %s, not a text"):format(key, shown(row[key]))
+      return ("'%s' is %s, not a text"):format(key, kind(row[key]))
     end
   end
   for key, value in pairs(row) do
@@ -349,8 +354,9 @@ end
 
 local escapes = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 
---- A row as text with what is trained in [brackets], and how many tokens that is. tokenizer: nil shows ids.
--- The middle of what is longer than `most` bytes is left out.
+--- A row as text with what has labels in [brackets], and how many tokens are trained (the first one of a row
+-- never is, nothing comes before it). tokenizer: nil shows ids. The middle of what is longer than `most`
+-- bytes is left out.
 function rows.preview(ids, labels, tokenizer, most)
   local parts, run, trained = {}, {}, 0
   local function flush(marked)
@@ -361,10 +367,10 @@ function rows.preview(ids, labels, tokenizer, most)
   end
   local last
   for t, id in ipairs(ids) do
-    local now = t > 1 and labels[t] ~= NO_LOSS
+    local now = labels[t] ~= NO_LOSS
     if now ~= last then flush(last) end
     run[#run + 1], last = id, now
-    trained = trained + (now and 1 or 0)
+    trained = trained + (now and t > 1 and 1 or 0)
   end
   flush(last)
   local text = table.concat(parts, tokenizer and "" or " "):gsub("%c", function(c)
