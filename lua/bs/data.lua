@@ -358,6 +358,14 @@ function loader:step(step)
   return part(self, c, i)
 end
 
+--- The first usable row as text or ids, with what is trained in [brackets]; how many tokens are, and of how
+-- many.
+function loader:preview()
+  local ids, labels = fetch(self, 0)
+  local text, n = formats.preview(ids, labels, self.format.tokenizer)
+  return text, n, #ids
+end
+
 local function in_order(self)
   self.plain = self.plain or cut(self, function(at) return at end)
   return self.plain
