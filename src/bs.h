@@ -239,14 +239,15 @@ typedef struct bs_dev_cfg {
 } bs_dev_cfg;
 
 typedef struct bs_dev_props {
-    char name[64];     /* "cpu", "meta", "check:cpu" */
+    char name[64];     /* "cpu", "meta", "cuda", "check:cpu", ... */
     bool executes;     /* false: meta */
     bool bf16;         /* engines can compute in bf16 */
     size_t alignment;  /* of every device address handed out */
-    size_t total_bytes;
+    size_t total_bytes; /* cuda: what was free when it was opened, after 32 MiB of workspace */
 } bs_dev_props;
 
-/* spec: "cpu", "meta", "check:cpu", "check:meta". */
+/* spec: "cpu", "meta", "cuda" (of builds that have it: the first GPU of CUDA_VISIBLE_DEVICES), or one of
+   them behind "check:". */
 BS_API BS_NODISCARD bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out);
 BS_API void bs_dev_close(bs_dev *dev);
 BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
