@@ -30,6 +30,7 @@ static void *resolve(bsi_addr a)
 static void cuda_props(const bs_dev *dev, bs_dev_props *out)
 {
     out->executes = true;
+    out->bf16 = true;
     out->alignment = 256;
     out->total_bytes = dev_of(dev)->free_bytes;
 }
