@@ -10,6 +10,8 @@ local bslua = assert(os.getenv "BSLUA" or arg and arg[-1], "BSLUA is not set")
 local root = tiny.folder("finetune-" .. bs.pid())
 local SMALL <const> = { "step_tokens=96", "micro_tokens=48", "r=4", "home=disk", "threads=1" }
 
+teardown(function() os.execute("rm -r " .. root) end)
+
 -- Exit status and all output of a recipe.
 local function run(recipe, words, env)
   local line = { env or "", "'" .. bslua .. "'", "recipes/" .. recipe .. ".lua" }
@@ -88,7 +90,7 @@ describe("a recipe", function()
       "lr 0.01, linear, warm-up of 1 steps", "| lr 5.00e-03 |", "| lr 1.00e-02 |", "| lr 6.67e-03 |", "| lr 3.33e-03 |",
       "adapter saved in " .. out)
     local order = {}
-    for what in text:gmatch("held%-out loss ([%a]+ %a+ ?%d*)") do order[#order + 1] = what end
+    for what in text:gmatch("held%-out loss (%a+ %a+ ?%d*) [%d.]+ %(perplexity") do order[#order + 1] = what end
     assert.same({ "before training", "after step 2", "after step 4" }, order)
     local first, last = text:match("\nheld%-out loss (%S+) %-> (%S+)\n")
     assert.is_true(tonumber(last) < tonumber(first))

@@ -9,6 +9,7 @@ local tiny = require "tiny"
 local bslua = assert(os.getenv "BSLUA" or arg and arg[-1], "BSLUA is not set")
 local root = tiny.folder("interrupt-" .. bs.pid())
 local INT <const>, TERM <const> = 2, 15
+teardown(function() os.execute("rm -r " .. root) end)
 
 local function quote(word) return "'" .. word:gsub("'", "'\\''") .. "'" end
 
