@@ -14,6 +14,7 @@ local model = require "bs.model"
 local nn = require "bs.nn"
 local plan = require "bs.plan"
 local program = require "bs.program"
+local run = require "bs.run"
 
 local job = {}
 local methods = {}
@@ -331,6 +332,9 @@ function methods:weight_bytes()
   for b = 0, self.model.n_blocks - 1 do n = n + self.model.manifest:block_info(b).payload end
   return n
 end
+
+--- The training loop (see bs.run).
+function methods:run(o) return run.train(self, o) end
 
 --- Save the adapter as a PEFT folder.
 function methods:save(dir) adapter.save(self, dir) end
