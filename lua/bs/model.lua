@@ -9,6 +9,7 @@ local model = {}
 
 local function add_tensor(self, block, spec, full)
   local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
+  if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or full end
   return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
 end
 
@@ -60,9 +61,23 @@ local function add_staged(self, i, group)
   return layer
 end
 
+-- Rows of the vocabulary as a block of their own.
+local function add_vocab(self, name, kind, t, first, n, bias)
+  local c, row = self.config, t.bytes // self.config.vocab
+  local b = { block = self.manifest:block(name, kind), first = first, n = n }
+  b.id = self.manifest:tensor(b.block, t.name, t.dtype, { n, c.channels }, self.manifest:file(t.path),
+    t.offset + first * row)
+  if bias then
+    b.bias = self.manifest:tensor(b.block, bias.name, bias.dtype, { n }, self.manifest:file(bias.path),
+      bias.offset + first * (bias.bytes // c.vocab))
+  end
+  return b
+end
+
 -- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
--- experts do not count, so that their size changes no bits of the head.
-local function add_tiles(self, largest)
+-- experts do not count, so that their size changes no bits of the head. Each tile is a block; with `whole`
+-- the head is one block and tiles are rows of it, the embedding another, or the same where they are tied.
+local function add_tiles(self, largest, update)
   local c, fam = self.config, self.family
   local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
   local name = fam.head.weight
@@ -72,20 +87,22 @@ local function add_tiles(self, largest)
   self.tied = name == fam.embed.name
   local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
   local bias = fam.head.bias and checkpoint.tensor(self.checkpoint, fam.head.bias, { c.vocab })
-  local row = t.bytes // c.vocab
-  local rows = math.min(math.max(largest // row // 64 * 64, 64), c.vocab)
+  for _, x in ipairs { embed, t, bias } do
+    if x.dtype ~= "f32" then self.not_f32 = self.not_f32 or x.name end
+  end
+  self.updatable = update and not self.not_f32
+  local whole
+  if self.updatable then
+    self.embed = add_vocab(self, "embed", "embed", embed, 0, c.vocab, self.tied and bias)
+    whole = self.tied and self.embed or add_vocab(self, "head", "tile", t, 0, c.vocab, bias)
+  end
+  local rows = math.min(math.max(largest // (t.bytes // c.vocab) // 64 * 64, 64), c.vocab)
   self.tile_rows, self.tiles = rows, {}
-  local file = self.manifest:file(t.path)
   for first = 0, c.vocab - 1, rows do
     local n = math.min(rows, c.vocab - first)
-    local block = self.manifest:block(("head.%d"):format(first), "tile")
-    local id = self.manifest:tensor(block, name, t.dtype, { n, c.channels }, file, t.offset + first * row)
-    local tile = { block = block, id = id, first = first, n = n }
-    if bias then
-      tile.bias = self.manifest:tensor(block, fam.head.bias, bias.dtype, { n }, self.manifest:file(bias.path),
-        bias.offset + first * (bias.bytes // c.vocab))
-    end
-    self.tiles[#self.tiles + 1] = tile
+    self.tiles[#self.tiles + 1] = whole
+      and { block = whole.block, id = whole.id, bias = whole.bias, first = first, n = n, part = true }
+      or add_vocab(self, ("head.%d"):format(first), "tile", t, first, n, bias)
   end
   self.rows = self.manifest:rows(fam.embed.name, embed.dtype, c.vocab, c.channels,
     self.manifest:file(embed.path), embed.offset)
@@ -109,8 +126,10 @@ local function mix_bytes(self, i)
   return n
 end
 
---- Open a checkpoint folder. opts.group: experts per block (tests). Returns the model: family, config
--- (the family's numbers), manifest, layers[i] (0-based), norm, final_norm(c, w, x), tiles, rows.
+--- Open a checkpoint folder. opts.group: experts per block (tests). opts.update: lay blocks out so that gpu
+-- homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the way.
+-- Returns the model: family, config (the family's numbers), manifest, layers[i] (0-based), norm,
+-- final_norm(c, w, x), tiles, rows, and with updatable: embed.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
@@ -125,7 +144,7 @@ function model.open(dir, opts)
   for i = 0, c.layers - 1 do
     largest = math.max(largest, mix_bytes(self, i))
   end
-  add_tiles(self, largest)
+  add_tiles(self, largest, opts and opts.update)
   self.manifest:finish()
   self.n_blocks = self.manifest:blocks()
   self.expand_bytes = 0
@@ -174,10 +193,11 @@ local function place(tree, path, value)
   tree[keys[#keys]] = value
 end
 
--- A weight object; `first`: the row of the parameter where it begins (the head's tiles).
-local function bind_weight(self, e, block, id, trainer, full, first)
+-- A weight object; `tile`: which rows of the parameter, and where it is a part also of the block's tensor.
+local function bind_weight(self, e, block, id, trainer, full, tile)
   local param = trainer and trainer.base[full]
-  return bs.weight.new(e, self.manifest, block, id, param and trainer.params, param, param and first)
+  return bs.weight.new(e, self.manifest, block, id, param and trainer.params, param, tile and tile.first,
+    tile and tile.part and tile.n)
 end
 
 -- A vector, or {weight, bias} of a norm that has both.
@@ -223,12 +243,13 @@ function model.bind(self, e, trainer)
       for k, part in pairs(g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
     end
   end
-  local head = self.family.head
+  local head, embed = self.family.head, self.embed
+  if embed then w.embed = bind_weight(self, e, embed.block, embed.id, trainer, self.family.embed.name) end
   w.head = { norm = bind_norm(self, e, self.norm, head.norm, head.norm_bias, trainer) }
   for i, tile in ipairs(self.tiles) do
-    w.tiles[i] = { weight = bind_weight(self, e, tile.block, tile.id, trainer, self.head_name, tile.first) }
+    w.tiles[i] = { weight = bind_weight(self, e, tile.block, tile.id, trainer, self.head_name, tile) }
     if tile.bias then
-      w.tiles[i].bias = bind_weight(self, e, tile.block, tile.bias, trainer, head.bias, tile.first)
+      w.tiles[i].bias = bind_weight(self, e, tile.block, tile.bias, trainer, head.bias, tile)
     end
   end
   return w
