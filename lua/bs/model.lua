@@ -180,6 +180,37 @@ function model.each_linear(self, fn)
   end)
 end
 
+--- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
+-- vectors as they leave their input alone. opts.seed, opts.family.
+function model.create(dir, hf, opts)
+  local fam = opts and opts.family or family.find(hf)
+  local c, seed, arrays = fam.config(hf), opts and opts.seed or 1, {}
+  local function add(name, dims)
+    local a = bs.array.new("f32", dims)
+    if #dims > 1 then
+      a:uniform(1 / math.sqrt(dims[#dims]), seed, name)
+    elseif not name:match("bias$") and not c.norm_one_plus then
+      for i = 1, dims[1] do a:set(i, 1) end
+    end
+    arrays[name] = a
+  end
+  local function add_part(prefix, specs)
+    for _, t in ipairs(specs) do add(prefix .. t.name, t.dims) end
+  end
+  for i = 0, c.layers - 1 do
+    add_part(fam.prefix(i), fam.tensors(c, i))
+    if fam.stages and (not fam.staged or fam.staged(c, i)) then
+      for e = 0, fam.experts(c, i) - 1 do add_part(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
+    end
+  end
+  add(fam.embed.name, { c.vocab, c.channels })
+  if not c.tied then add(fam.head.weight, { c.vocab, c.channels }) end
+  add(fam.head.norm, { c.channels })
+  if fam.head.norm_bias then add(fam.head.norm_bias, { c.channels }) end
+  if fam.head.bias then add(fam.head.bias, { c.vocab }) end
+  checkpoint.write(dir, hf, arrays, "f32")
+end
+
 -- A linear applies itself when called; everything else of `w` is the weight object.
 local linear_mt = { __call = function(self, x) return bs.op.linear(x, self.linear) end }
 
