@@ -86,9 +86,8 @@ local function read(text, setting)
     end
     return nil, wanted
   end
-  if value and (value < (least or value) or value > (most or value)) then
-    wanted = most and string.format("%g to %g", least, most) or string.format("at least %g", least)
-    return nil, wanted
+  if value and least and (value < least or value > (most or value)) then
+    return nil, most and string.format("%g to %g", least, most) or string.format("at least %g", least)
   end
   return value, wanted
 end

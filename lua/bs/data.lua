@@ -57,19 +57,18 @@ end
 
 -- ---- one row ---------------------------------------------------------------------------------
 
--- A decoder's null is a userdata.
-local function shown(v) return type(v) == "userdata" and "null" or tostring(v) end
+local function shown(v, text) return type(v) == "userdata" and "null" or text end
 
 -- t as a list of integers 0 <= v < vocab (or -100, for labels); nil and the reason otherwise.
 local function integers(t, name, vocab, no_loss)
-  if type(t) ~= "table" then return nil, ("'%s' is %s, not a list"):format(name, shown(t)) end
+  if type(t) ~= "table" then return nil, ("'%s' is %s, not a list"):format(name, shown(t, "a " .. type(t))) end
   local n, keys = #t, 0
   for _ in pairs(t) do keys = keys + 1 end
   if keys ~= n then return nil, ("'%s' has names or nulls; it must be a list"):format(name) end
   for i = 1, n do
     local v = t[i]
     local int = math.type(v) and math.tointeger(v)
-    if not int then return nil, ("%s[%d] is %s, not an integer"):format(name, i - 1, shown(v)) end
+    if not int then return nil, ("%s[%d] is %s, not an integer"):format(name, i - 1, shown(v, tostring(v))) end
     if (int < 0 or int >= vocab) and int ~= no_loss then
       return nil, ("%s[%d] is %d; %s0..%d is expected (the vocabulary)"):format(name, i - 1, int,
         no_loss and "-100 or " or "", vocab - 1)

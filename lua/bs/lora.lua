@@ -111,7 +111,8 @@ function lora.layers(m, spec)
   return set
 end
 
---- Adapters for a model and a specification that lora.spec has checked: list of {full, layer, inn, out, r, alpha, scale, dropout} in model order.
+--- Adapters for a model and a specification that lora.spec has checked: list of {full, layer, inn, out, r,
+-- alpha, scale, dropout} in model order.
 -- A target that matches nothing is an error with the nearest names.
 function lora.select(m, spec)
   local targets, layers = lora.targets(m, spec.targets), lora.layers(m, spec)
