@@ -144,8 +144,8 @@ end
 --- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
 -- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. opts.update: lay blocks out so
 -- that gpu homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the
--- way. Returns the model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i] (0-based), norm,
--- final_norm(c, w, x), tiles, rows, and with updatable: embed.
+-- way. Returns the model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i]
+-- (0-based), norm, final_norm(c, w, x), tiles, rows, and with updatable: embed.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
@@ -216,13 +216,13 @@ function model.create(dir, hf, opts)
     end
     arrays[name] = a
   end
-  local function add_part(prefix, specs)
+  local function add_all(prefix, specs)
     for _, t in ipairs(specs) do add(prefix .. t.name, t.dims) end
   end
   for i = 0, c.layers - 1 do
-    add_part(fam.prefix(i), fam.tensors(c, i))
+    add_all(fam.prefix(i), fam.tensors(c, i))
     if fam.stages and (not fam.staged or fam.staged(c, i)) then
-      for e = 0, fam.experts(c, i) - 1 do add_part(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
+      for e = 0, fam.experts(c, i) - 1 do add_all(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
     end
   end
   add(fam.embed.name, { c.vocab, c.channels })

@@ -67,7 +67,7 @@ describe("settings of a recipe", function()
     end
     recipe(2, { "vram=lots: a size such as 800MiB" }, "vram=lots", "out=" .. broken.root .. "/none")
     recipe(2, { "device=gpu", "there are 'cpu'" }, "device=gpu", "out=" .. broken.root .. "/none")
-    broken.run_fails(2, { "model=DIR and data=FILE.jsonl are required" }, { "recipes/qwen8b_lora.lua" })
+    broken.run_fails(2, { "data=FILE.jsonl is required" }, { "recipes/qwen8b_lora.lua" })
   end)
 
   it("that name a folder which cannot be written end the run before it starts", function()
