@@ -205,7 +205,16 @@ handler[K.norm_backward] = function(job, run, v)
   end
 end
 
-local descends = { [K.norm_backward] = true, [K.backward] = true, [K.mix_backward] = true }
+-- The gradient of half the mean square of h is h over the number of its entries.
+handler[K.turn] = function(job, run, v)
+  local keys, share = job.keys, 1 / (run.count * job.model.config.channels)
+  for j = 0, run.micros - 1 do
+    local _ <close> = enter(job, run, v, j, false)
+    job.store:put(keys.g, j, bs.op.scale(job.store:get(keys.h[v.layer], j), share))
+  end
+end
+
+local descends = { [K.norm_backward] = true, [K.turn] = true, [K.backward] = true, [K.mix_backward] = true }
 
 local function gather_embeddings(job, run)
   for j = 0, run.micros - 1 do
