@@ -32,6 +32,7 @@ struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
     uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
+    bsl_box *open; /* of an engine: its open scope */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };

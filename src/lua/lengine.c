@@ -165,7 +165,10 @@ static int l_engine_scope(lua_State *L)
     bsl_scope(L, 1, cfg.label);
     box->scope = ++bsl_checkbox(L, 1, &bsl_engine_type)->scope;
     bs_status st = bs_scope_open(e, &cfg);
-    box->h = st == BS_OK ? e : NULL;
+    if (st == BS_OK) {
+        box->h = e;
+        bsl_checkbox(L, 1, &bsl_engine_type)->open = box;
+    }
     bsl_try(L, st, "bs.engine.scope");
     return 1;
 }
