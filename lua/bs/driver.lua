@@ -216,10 +216,11 @@ end
 
 -- The gradient of half the mean square of h is h over the number of its entries.
 handler[K.turn] = function(job, run, v)
-  local keys, share = job.keys, 1 / (run.count * job.model.config.channels)
+  local keys, entries = job.keys, 0
+  for j = 0, run.micros - 1 do entries = entries + job.batch:tokens(j) * job.model.config.channels end
   for j = 0, run.micros - 1 do
     local _ <close> = enter(job, run, v, j, false)
-    job.store:put(keys.g, j, bs.op.scale(job.store:get(keys.h[v.layer], j), share))
+    job.store:put(keys.g, j, bs.op.scale(job.store:get(keys.h[v.layer], j), 1 / entries))
   end
 end
 

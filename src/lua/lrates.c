@@ -66,7 +66,8 @@ static int l_read(lua_State *L)
     luaL_argcheck(L, n < INT_MAX, 3, "too many blocks");
     int *block = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *block, 0);
     for (int64_t i = 0; i < n; i++) {
-        luaL_argcheck(L, list[i] >= 0 && list[i] < bs_manifest_blocks(m), 3, "no such block in the manifest");
+        luaL_argcheck(L, list[i] >= 0 && list[i] < bs_manifest_blocks(m), 3,
+                      "no such block in the manifest");
         block[i] = (int)list[i];
     }
     bsl_try(L, bs_rate_read(dev, m, (int)n, block, &io, &r), "bs.rates.read");
@@ -79,7 +80,8 @@ static int l_read(lua_State *L)
 
 void bsl_open_rates(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"copy", l_copy}, {"gemm", l_gemm}, {"read", l_read}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"copy", l_copy}, {"gemm", l_gemm}, {"read", l_read}, {NULL, NULL}};
     luaL_newlib(L, functions);
     lua_setfield(L, -2, "rates");
 }

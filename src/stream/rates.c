@@ -69,7 +69,8 @@ bs_status bs_rate_copy(bs_dev *dev, bool out, size_t bytes, int n, double *secon
 {
     bench b = {0};
     if (bytes == 0 || n < 1)
-        return bsi_fail(BS_ARG, "rates: %d copies of %zu bytes; at least one of each is expected", n, bytes);
+        return bsi_fail(BS_ARG, "rates: %d copies of %zu bytes; at least one of each is expected", n,
+                        bytes);
     bs_status st = open_bench(&b, dev, bytes, bytes);
     if (st == BS_OK)
         st = time_copies(&b, out, bytes, n, seconds);
@@ -127,8 +128,9 @@ bs_status bs_rate_gemm(bs_dev *dev, bs_dtype t, int64_t M, int64_t N, int64_t K,
     bench b = {0};
     size_t x = matrix_bytes(M, K, t), w = matrix_bytes(N, K, t), y = matrix_bytes(M, N, t);
     if ((t != BS_DTYPE_F32 && t != BS_DTYPE_BF16) || !x || !w || !y || n < 1)
-        return bsi_fail(BS_ARG, "rates: %d products of %lld x %lld x %lld in %s; f32 or bf16 and sizes of "
-                                "at least 1 are expected",
+        return bsi_fail(BS_ARG,
+                        "rates: %d products of %lld x %lld x %lld in %s; f32 or bf16 and sizes of "
+                        "at least 1 are expected",
                         n, (long long)M, (long long)N, (long long)K, bs_dtype_name(t));
     bsi_kcall c = {.op = BSK_GEMM,
                    .n_args = 3,
@@ -229,7 +231,8 @@ bs_status bs_rate_read(bs_dev *dev, const bs_manifest *m, int n_blocks, const in
         double t0 = bsi_now();
         st = read_all(&d, depth);
         *out = (bs_read_rate){.bytes = d.bytes, .seconds = bsi_now() - t0};
-        snprintf(out->io, sizeof out->io, "%s+%s", bsi_aio_name(d.aio), d.direct ? "direct" : "buffered");
+        snprintf(out->io, sizeof out->io, "%s+%s", bsi_aio_name(d.aio),
+                 d.direct ? "direct" : "buffered");
     } else if (st == BS_OK) {
         st = BS_NOMEM;
     }
