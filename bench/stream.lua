@@ -32,8 +32,8 @@ local cfg = args.parse(arg, {
   micro_tokens = { 0, "capacity of a micro-batch; 0: its tokens", 0 },
   home = { { "ram" }, "where blocks live: ram, disk, auto; gpu is the resident step" },
   mode = { { "train" }, "train, infer" },
-  vram = { "auto", "bytes of the device pool" },
-  ram = { "auto", "bytes of host memory" },
+  vram = { "auto", "bytes of the device pool of streamed cases; auto: no bound" },
+  ram = { "auto", "bytes of host memory of streamed cases; auto: no bound" },
   dev_slots = { 0, "device slots; 0: the plan's choice", 0 },
   host_slots = { 0, "staging slots; 0: the plan's choice for disk, else 1", 0 },
   boundaries = { "auto", "where layer inputs are kept", { "auto", "device", "host" } },
@@ -158,8 +158,8 @@ local function resident_steps(folder, cases, raw)
     local device <close> = bs.device.open(cfg.device, {})
     local free = device:props().total_bytes
     device:close()
-    local over = { boundaries = "device" }
-    if free > 0 and not budget("vram") then over.vram = free - (1 << 30) end
+    -- The budgets are those of the streamed cases.
+    local over = { boundaries = "device", vram = free > 0 and free - (1 << 30) or 1 << 60, ram = 1 << 60 }
     local j <close> = open_job(folder, {
       home = "gpu", tokens = largest(cfg.tokens), micros = largest(cfg.micros), mode = "train", over = over,
     })
