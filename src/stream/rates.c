@@ -55,7 +55,8 @@ static bs_status finish(bench *b)
 static bs_status time_copies(bench *b, bool out, size_t bytes, int n, double *seconds)
 {
     bsi_addr host = {b->pinned, 0}, dev = {b->device, 0};
-    BSI_TRY(bsi_copy(b->q, dev, host, bytes)); /* both sides have been touched */
+    BSI_TRY(bsi_copy(b->q, dev, host, bytes)); /* both sides have been written once */
+    BSI_TRY(bsi_copy(b->q, host, dev, bytes));
     BSI_TRY(finish(b));
     double t0 = bsi_now();
     for (int i = 0; i < n; i++)
