@@ -24,7 +24,7 @@ local cfg = args.parse(arg, {
   lr = { 4e-3, "their highest learning rate" },
   r = { 4, "rank of the adapters" },
   vram = { 12 << 20, "device pool of the streamed run, bytes or a size such as 10MiB" },
-  ram = { 8 << 20, "every other accounted byte of the streamed run" },
+  ram = { 10 << 20, "every other accounted byte of the streamed run" },
   seed = { 1, "of weights, data order and adapters" },
   threads = { 0, "compute threads; 0: all cores" },
 }, "A model made, trained, finetuned from disk and checked, in about a minute. Settings:")
@@ -47,7 +47,7 @@ local config = {
   architectures = { "Qwen3ForCausalLM" }, model_type = "qwen3", vocab_size = 257, hidden_size = 256,
   intermediate_size = 768, num_hidden_layers = 8, num_attention_heads = 4, num_key_value_heads = 2,
   head_dim = 64, rms_norm_eps = 1e-6, rope_theta = 10000.0, hidden_act = "silu",
-  max_position_embeddings = 1024, tie_word_embeddings = true, bos_token_id = END, eos_token_id = END,
+  max_position_embeddings = 1024, tie_word_embeddings = false, bos_token_id = END, eos_token_id = END,
 }
 
 local function documents()
@@ -115,20 +115,19 @@ end
 
 -- ---- questions and queries -----------------------------------------------------------------------------
 
-local columns = { "name", "home", "layer", "size", "shard", "rank" }
-local values = { "disk", "ram", "gpu", "3", "7", "12", "40", "95" }
+local nouns = { "layer", "block", "tensor", "expert", "adapter", "row" }
+local places = { "disk", "ram", "gpu" }
 local forms = {
-  { "Which %s has %s %s?", "SELECT %s WHERE %s = %s" },
-  { "How many %s have %s %s?", "SELECT COUNT(%s) WHERE %s = %s" },
-  { "Largest %s with %s above %s?", "SELECT MAX(%s) WHERE %s > %s" },
-  { "Smallest %s with %s below %s?", "SELECT MIN(%s) WHERE %s < %s" },
+  { "List the %ss on %s.", "SELECT %s FROM %s" },
+  { "How many %ss on %s?", "SELECT COUNT(%s) FROM %s" },
+  { "Largest %s on %s?", "SELECT MAX(%s) FROM %s" },
+  { "Smallest %s on %s?", "SELECT MIN(%s) FROM %s" },
 }
 
 -- A row: the question is given, the query is trained.
 local function question()
-  local form, a, b = forms[math.random(#forms)], columns[math.random(#columns)], columns[math.random(#columns)]
-  local v = values[math.random(#values)]
-  local prompt, answer = ("Q: " .. form[1] .. "\nA: "):format(a, b, v), form[2]:format(a, b, v)
+  local form, noun, place = forms[math.random(#forms)], nouns[math.random(#nouns)], places[math.random(#places)]
+  local prompt, answer = ("Q: " .. form[1] .. "\nA: "):format(noun, place), form[2]:format(noun, place)
   local row = { prompt = prompt, answer = answer, ids = { prompt:byte(1, -1) }, labels = {} }
   for i = 1, #prompt do row.labels[i] = -100 end
   for _, list in ipairs { row.ids, row.labels } do
@@ -138,7 +137,7 @@ local function question()
   return row
 end
 
-local MICRO, MICROS = 136, 2
+local MICRO, MICROS = 128, 2
 
 -- Micro-batches filled with questions that `taken` does not hold.
 local function question_step(taken)
