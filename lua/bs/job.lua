@@ -17,6 +17,7 @@ local model = require "bs.model"
 local nn = require "bs.nn"
 local plan = require "bs.plan"
 local program = require "bs.program"
+local run = require "bs.run"
 
 local job = {}
 local methods = {}
@@ -347,6 +348,9 @@ function methods:weight_bytes()
   for b = 0, self.model.n_blocks - 1 do n = n + self.model.manifest:block_info(b).payload end
   return n
 end
+
+--- The training loop (see bs.run).
+function methods:run(o) return run.train(self, o) end
 
 --- Write the weights of a job with trainable="base", as its steps have left them, as a checkpoint folder
 -- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.

@@ -85,11 +85,9 @@ static int l_pid(lua_State *L)
 
 void bsl_open_system(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
-                                         {"check_folder", l_check_folder},
-                                         {"is_file", l_is_file},
-                                         {"memory_available", l_memory_available},
-                                         {"pid", l_pid},
-                                         {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"mkdir", l_mkdir},     {"check_folder", l_check_folder},
+        {"is_file", l_is_file}, {"memory_available", l_memory_available},
+        {"pid", l_pid},         {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }
