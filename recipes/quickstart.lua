@@ -1,33 +1,38 @@
 -- SPDX-License-Identifier: Apache-2.0
---- The whole path in about a minute, with no download and no GPU: makes a small model and trains it, finetunes
--- it streamed from disk under budgets smaller than the model, and proves what it claims.
+--- The whole path in about a minute, without a download or a GPU:
 --
 --   bslua recipes/quickstart.lua [key=value ...]
 --   bslua recipes/quickstart.lua help
 --
 -- 1. A Qwen3-layout model with random weights learns the documents of this source tree, byte by byte: every
---    weight is trained (`trainable="base"`). It is saved as a Hugging Face folder.
--- 2. LoRA teaches it to answer questions with queries. Every block is streamed from that folder.
--- 3. The same steps with the model resident must give the same adapter, to the byte.
+--    weight is trained (`trainable="base"`). It is saved as a Hugging Face folder with a byte tokenizer.
+-- 2. LoRA teaches it to answer questions with queries, streamed from that folder under vram= and ram= that
+--    are together smaller than its weights.
+-- 3. The same steps with every block resident must give the same adapter, to the byte.
 -- 4. The saved adapter, loaded again, must give the same held-out loss.
+--
+-- Exit status 1 when 3 or 4 does not hold, or when training has lowered no loss.
 local bs = require "bs"
 local args = require "bs.args"
+local data = require "bs.data"
 local job = require "bs.job"
 local model = require "bs.model"
 local plan = require "bs.plan"
+local row_formats = require "bs.rows"
+local schedule = require "bs.schedule"
 
 local cfg = args.parse(arg, {
-  out = { "build/quickstart", "folder for the model and the adapter" },
-  base_steps = { 150, "steps that train the model itself" },
-  base_lr = { 2e-3, "their highest learning rate" },
-  steps = { 40, "steps of LoRA" },
-  lr = { 4e-3, "their highest learning rate" },
-  r = { 4, "rank of the adapters" },
-  vram = { 12 << 20, "device pool of the streamed run, bytes or a size such as 10MiB" },
-  ram = { 8 << 20, "every other accounted byte of the streamed run" },
-  seed = { 1, "of weights, data order and adapters" },
-  threads = { 0, "compute threads; 0: all cores" },
-}, "A model made, trained, finetuned from disk and checked, in about a minute. Settings:")
+  out = { "build/quickstart", "folder for the model, the rows and the adapter" },
+  base_steps = { 180, "steps that train the model itself", 1 },
+  base_lr = { 2e-3, "their highest learning rate", 0, 1 },
+  steps = { 100, "steps of LoRA, and of the same with every block resident", 1 },
+  lr = { 1e-2, "their highest learning rate", 0, 1 },
+  r = { 4, "rank of the adapters", 1 },
+  vram = { 12 << 20, "device pool of the streamed run: bytes, or a size such as 12MiB", 1 },
+  ram = { 10 << 20, "every other accounted byte of the streamed run", 1 },
+  seed = { 1, "of weights, order of the data and adapters" },
+  threads = { 0, "compute threads; 0: all cores", 0, 1024 },
+}, "A model made, trained, finetuned from disk and checked, in about a minute: no download, no GPU.\nSettings:")
 
 local function say(fmt, ...)
   io.stdout:write(fmt:format(...), "\n")
@@ -36,19 +41,46 @@ end
 
 local started = bs.now()
 local random_dir, model_dir, adapter_dir = cfg.out .. "/random", cfg.out .. "/model", cfg.out .. "/adapter"
+local train_file, valid_file = cfg.out .. "/train.jsonl", cfg.out .. "/valid.jsonl"
 bs.check_folder(cfg.out)
-math.randomseed(cfg.seed)
+bs.mkdir(cfg.out)
 
--- ---- the model and its text: tokens are bytes, 256 ends a text ---------------------------------------
+-- ---- the model and its tokenizer: a token is a byte, 256 ends a text -----------------------------------
 
-local END, ROW, ROWS = 256, 128, 2 -- tokens of a row of text, rows of a step
+local END, END_TEXT = 256, "<|endoftext|>"
 
 local config = {
   architectures = { "Qwen3ForCausalLM" }, model_type = "qwen3", vocab_size = 257, hidden_size = 256,
   intermediate_size = 768, num_hidden_layers = 8, num_attention_heads = 4, num_key_value_heads = 2,
   head_dim = 64, rms_norm_eps = 1e-6, rope_theta = 10000.0, hidden_act = "silu",
-  max_position_embeddings = 1024, tie_word_embeddings = true, bos_token_id = END, eos_token_id = END,
+  max_position_embeddings = 1024, tie_word_embeddings = false, eos_token_id = END,
 }
+
+-- tokenizer.json: byte-level BPE without a merge. A byte is written as itself where it can be seen, the others
+-- as the characters from 256 on.
+local function write_tokenizer(dir)
+  local vocab, hidden = { [END_TEXT] = END }, 0
+  for b = 0, 255 do
+    local seen = b >= 0x21 and b <= 0x7E or b >= 0xA1 and b ~= 0xAD
+    vocab[utf8.char(seen and b or 256 + hidden)] = b
+    hidden = hidden + (seen and 0 or 1)
+  end
+  local byte_level = { type = "ByteLevel", add_prefix_space = false, trim_offsets = true, use_regex = false }
+  bs.write_file(dir .. "/tokenizer.json", bs.json.encode {
+    version = "1.0", normalizer = bs.json.null, pre_tokenizer = byte_level, decoder = byte_level,
+    post_processor = bs.json.null, truncation = bs.json.null, padding = bs.json.null,
+    added_tokens = { {
+      id = END, content = END_TEXT, special = true, single_word = false, lstrip = false, rstrip = false,
+      normalized = false,
+    } },
+    model = { type = "BPE", vocab = vocab, merges = bs.json.array {} },
+  })
+  bs.write_file(dir .. "/tokenizer_config.json", bs.json.encode { eos_token = END_TEXT })
+end
+
+-- ---- 1: every weight is trained -------------------------------------------------------------------------
+
+local ROW, ROWS = 128, 2 -- bytes of a row of text, rows of a step
 
 local function documents()
   local root, texts = arg[0]:match("^(.*)recipes/[^/]*$") or "", {}
@@ -59,120 +91,159 @@ local function documents()
   return table.concat(texts)
 end
 
--- Rows of text beginning at the given offsets.
-local function text_micro(text, offsets)
+-- A micro-batch of rows that begin at these offsets of the text.
+local function text_rows(text, offsets)
   local m = { row_len = {}, ids = {} }
   for r, at in ipairs(offsets) do
     m.row_len[r] = ROW
     table.move({ text:byte(at + 1, at + ROW) }, 1, ROW, #m.ids + 1, m.ids)
   end
   m.labels = m.ids
-  return m
+  return { m }
 end
 
--- Warm-up over a tenth of the steps, then half a cosine down to a tenth of the highest rate.
-local function rate(highest, step, steps)
-  local warm = math.max(1, steps // 10)
-  if step <= warm then return highest * step / warm end
-  return highest * (0.55 + 0.45 * math.cos(math.pi * (step - warm) / math.max(1, steps - warm)))
+-- Mean loss of the rows at offsets from, from + ROW, ...
+local function text_loss(j, text, from)
+  local sum, n = 0, 0
+  for at = from, #text - ROW * ROWS, ROW * ROWS do
+    local loss, count = j:walk(text_rows(text, { at, at + ROW }), "loss")
+    sum, n = sum + loss * count, n + count
+  end
+  return sum / n
 end
 
 local function train_model()
   local text, start = documents(), bs.now()
+  local known = #text * 9 // 10
   model.create(random_dir, config, { seed = cfg.seed })
   local j <close> = job.new {
     model = random_dir, trainable = "base", home = "gpu", micro_tokens = ROW * ROWS, threads = cfg.threads,
   }
-  local known, held = #text * 9 // 10, {}
-  for at = known, #text - ROW, ROW do held[#held + 1] = at end
-  local function held_out()
-    local sum = 0
-    for i = 1, #held, ROWS do
-      local offsets = table.move(held, i, math.min(i + ROWS - 1, #held), 1, {})
-      sum = sum + j:walk({ text_micro(text, offsets) }, "loss") * #offsets
-    end
-    return sum / #held
-  end
-  say("model    Qwen3 layout, %d layers of %d channels, %d weights, %s of f32", config.num_hidden_layers,
-    config.hidden_size, j:weight_bytes() // 4, plan.mib(j:weight_bytes()))
-  local before, last = held_out(), nil
+  say("model     Qwen3 layout, %d layers of %d channels, %.2f M random weights, %s as f32",
+    config.num_hidden_layers, config.hidden_size, j:weight_bytes() / 4e6, plan.mib(j:weight_bytes()))
+  local before = text_loss(j, text, known)
+  local rate = schedule.new { lr = cfg.base_lr, steps = cfg.base_steps, kind = "cosine", warmup = 0.1 }
   for step = 1, cfg.base_steps do
     local offsets = {}
-    for r = 1, ROWS do offsets[r] = math.random(0, known - ROW) end
-    last = j:step({ text_micro(text, offsets) }, {
-      lr = rate(cfg.base_lr, step, cfg.base_steps), beta2 = 0.95, next = step < cfg.base_steps,
-    })
-    if step == 1 or step % 50 == 0 then
-      say("  step %3d/%d  loss %.3f  %.1f s", step, cfg.base_steps, last.loss, bs.now() - start)
-    end
+    for r = 1, ROWS do offsets[r] = bs.hash(string.pack("<i8i8", step, r), cfg.seed) % (known - ROW) end
+    local loss = j:step(text_rows(text, offsets), {
+      lr = rate(step), beta2 = 0.95, next = step < cfg.base_steps,
+    }).loss
+    if step == 1 or step % 60 == 0 then say("  step %3d/%d  loss %.3f", step, cfg.base_steps, loss) end
   end
-  local after, seconds = held_out(), bs.now() - start
-  say("  trained on %d bytes of this tree's documents: held-out loss %.3f -> %.3f nats a byte (%.1f s)", #text,
-    before, after, seconds)
+  local after = text_loss(j, text, known)
+  say("  trained on %d KB of this tree's documents in %.1f s: loss of the unseen tenth %.3f -> %.3f nats a byte",
+    known // 1000, bs.now() - start, before, after)
   j:save_base(model_dir)
-  return j:weight_bytes()
+  write_tokenizer(model_dir)
+  say("  saved in %s: config.json, model.safetensors, tokenizer.json", model_dir)
+  return j:weight_bytes(), after < before
 end
 
--- ---- questions and queries -----------------------------------------------------------------------------
+-- ---- 2: questions and queries ------------------------------------------------------------------------------
 
-local columns = { "name", "home", "layer", "size", "shard", "rank" }
-local values = { "disk", "ram", "gpu", "3", "7", "12", "40", "95" }
+local HELD_OUT = 8
+local nouns = { "layer", "block", "tensor", "expert", "adapter", "row" }
+local places = { "disk", "ram", "gpu" }
 local forms = {
-  { "Which %s has %s %s?", "SELECT %s WHERE %s = %s" },
-  { "How many %s have %s %s?", "SELECT COUNT(%s) WHERE %s = %s" },
-  { "Largest %s with %s above %s?", "SELECT MAX(%s) WHERE %s > %s" },
-  { "Smallest %s with %s below %s?", "SELECT MIN(%s) WHERE %s < %s" },
+  { "List the %ss on %s.", "SELECT %s FROM %s" },
+  { "How many %ss on %s?", "SELECT COUNT(%s) FROM %s" },
+  { "Largest %s on %s?", "SELECT MAX(%s) FROM %s" },
+  { "Smallest %s on %s?", "SELECT MIN(%s) FROM %s" },
 }
 
--- A row: the question is given, the query is trained.
-local function question()
-  local form, a, b = forms[math.random(#forms)], columns[math.random(#columns)], columns[math.random(#columns)]
-  local v = values[math.random(#values)]
-  local prompt, answer = ("Q: " .. form[1] .. "\nA: "):format(a, b, v), form[2]:format(a, b, v)
-  local row = { prompt = prompt, answer = answer, ids = { prompt:byte(1, -1) }, labels = {} }
-  for i = 1, #prompt do row.labels[i] = -100 end
-  for _, list in ipairs { row.ids, row.labels } do
-    table.move({ answer:byte(1, -1) }, 1, #answer, #list + 1, list)
-    list[#list + 1] = END
-  end
-  return row
-end
-
-local MICRO, MICROS = 136, 2
-
--- Micro-batches filled with questions that `taken` does not hold.
-local function question_step(taken)
-  local step, rows = {}, {}
-  for j = 1, MICROS do
-    local m = { row_len = {}, ids = {}, labels = {} }
-    while true do
-      local row = question()
-      if #m.ids + #row.ids > MICRO then break end
-      if not (taken and taken[row.prompt]) then
-        m.row_len[#m.row_len + 1] = #row.ids
-        table.move(row.ids, 1, #row.ids, #m.ids + 1, m.ids)
-        table.move(row.labels, 1, #row.labels, #m.labels + 1, m.labels)
-        rows[#rows + 1] = row
+-- All questions in an order of the seed's; the first ones are held out. Writes both files, returns the held-out.
+local function write_rows()
+  local rows, lines = {}, {}
+  for _, form in ipairs(forms) do
+    for _, noun in ipairs(nouns) do
+      for _, place in ipairs(places) do
+        rows[#rows + 1] = { prompt = "Q: " .. form[1]:format(noun, place) .. "\nA: ",
+                            completion = form[2]:format(noun, place) }
       end
     end
-    step[j] = m
   end
-  return step, rows
+  local function key(row) return bs.hash(row.prompt, cfg.seed) end
+  table.sort(rows, function(a, b) return key(a) < key(b) end)
+  for i, row in ipairs(rows) do lines[i] = bs.json.encode(row) end
+  bs.write_file(valid_file, table.concat(lines, "\n", 1, HELD_OUT) .. "\n")
+  bs.write_file(train_file, table.concat(lines, "\n", HELD_OUT + 1) .. "\n")
+  return table.move(rows, 1, HELD_OUT, 1, {})
 end
 
--- The most likely bytes after a prompt, by forward walks over all of it.
-local function greedy(j, prompt, most)
-  local ids, first = { prompt:byte(1, -1) }, #prompt
-  while #ids < first + most do
-    local best = j:walk({ { row_len = { #ids }, ids = ids } }, "logits")[1]:slice_rows(#ids, #ids):argmax_rows()
-    if best[1] - 1 == END then break end
-    ids[#ids + 1] = best[1] - 1
-  end
-  local out = {}
-  for i = first + 1, #ids do out[#out + 1] = string.char(ids[i]) end
-  return (table.concat(out):gsub("[%c\x80-\xff]", " "))
+local MICRO, MICROS = 128, 2 -- tokens of a micro-batch, micro-batches of a step
+
+local function open_job(settings)
+  settings.model, settings.micro_tokens, settings.micros = model_dir, MICRO, MICROS
+  settings.seed, settings.threads = cfg.seed, cfg.threads
+  settings.lora = not settings.adapter and { r = cfg.r } or nil
+  return job.new(settings)
 end
 
+local function open_streamed(settings)
+  settings.home, settings.vram, settings.ram = "disk", cfg.vram, cfg.ram
+  return open_job(settings)
+end
+
+local function open_rows(j, path)
+  local rows, message, code = data.open(path, {
+    decode = bs.json.decode, vocab = config.vocab_size, text = row_formats.text(model_dir), micro_tokens = MICRO,
+    step_tokens = MICRO * MICROS, micros = MICROS, rows = j.cfg.rows, seed = cfg.seed,
+  })
+  return rows or bs.fail(code, "%s", message)
+end
+
+local function finetune(j, report)
+  local rows <close> = open_rows(j, train_file)
+  local rate = schedule.new { lr = cfg.lr, steps = cfg.steps, kind = "cosine", warmup = 0.1 }
+  for step = 1, cfg.steps do
+    local r = j:step(rows:step(step), { lr = rate(step), next = step < cfg.steps })
+    if report then report(step, r.loss) end
+  end
+end
+
+local function held_out_loss(j)
+  local rows <close> = open_rows(j, valid_file)
+  local sum, n = 0, 0
+  for i = 1, rows:passes() do
+    local loss, count = j:walk(rows:pass(i), "loss")
+    sum, n = sum + loss * count, n + count
+  end
+  return sum / n
+end
+
+-- The most likely token after each of ids.
+local function likely(j, ids)
+  local best = j:walk({ { row_len = { #ids }, ids = ids } }, "logits")[1]:argmax_rows()
+  for t = 1, #best do best[t] = best[t] - 1 end
+  return best
+end
+
+-- What the model writes after a prompt, by forward walks over all of it.
+local function answer(j, prompt, most)
+  local ids, text = { prompt:byte(1, -1) }, {}
+  for _ = 1, most do
+    local token = likely(j, ids)[#ids]
+    if token == END then break end
+    ids[#ids + 1] = token
+    text[#text + 1] = string.char(token)
+  end
+  return (table.concat(text):gsub("\n", "\\n"):gsub("[^\x20-\x7E]", "?"))
+end
+
+-- How many rows it would answer to the letter: each letter is the likeliest after those before it.
+local function right_answers(j, rows)
+  local right = 0
+  for _, row in ipairs(rows) do
+    local ids = { (row.prompt .. row.completion):byte(1, -1) }
+    local best, ok = likely(j, ids), true
+    for t = #row.prompt, #ids do ok = ok and best[t] == (ids[t + 1] or END) end
+    right = right + (ok and 1 or 0)
+  end
+  return right
+end
+
+-- A hash of every byte of the adapters.
 local function digest(j)
   local names, hash, adapters = {}, 0, j:parameters()
   for name in pairs(adapters) do names[#names + 1] = name end
@@ -181,93 +252,62 @@ local function digest(j)
   return hash
 end
 
-local function mean_loss(j, steps)
-  local sum, n = 0, 0
-  for _, step in ipairs(steps) do
-    local loss, count = j:walk(step, "loss")
-    sum, n = sum + loss * count, n + count
-  end
-  return sum / n
-end
-
-local function open(settings)
-  settings.model, settings.micro_tokens, settings.micros = model_dir, MICRO, MICROS
-  settings.seed, settings.threads = cfg.seed, cfg.threads
-  settings.lora = not settings.adapter and { r = cfg.r, alpha = 2.0 * cfg.r } or nil
-  return job.new(settings)
-end
-
-local function lora(j, steps, report)
-  for s, micros in ipairs(steps) do
-    local r = j:step(micros, { lr = rate(cfg.lr, s, #steps), next = s < #steps })
-    if report then report(s, r) end
-  end
-end
-
--- ---- the run --------------------------------------------------------------------------------------------
-
-local weights = train_model()
-say("saved    %s: config.json, model.safetensors", model_dir)
-
-local held, held_rows = {}, nil
-held[1], held_rows = question_step()
-local taken = {}
-for _, row in ipairs(held_rows) do taken[row.prompt] = true end
-local steps = {}
-for s = 1, cfg.steps do steps[s] = question_step(taken) end
-local example = held_rows[1]
-
-local streamed, before, after, answers = nil, nil, nil, {}
-do
-  local start = bs.now()
-  local j <close> = open { home = "disk", vram = cfg.vram, ram = cfg.ram, logits = true }
-  say("streamed vram=%s ram=%s for %s of weights; %d adapters of rank %d", plan.mib(cfg.vram), plan.mib(cfg.ram),
-    plan.mib(weights), #j.adapters, cfg.r)
-  say("  plan: %s", plan.describe(j, j.choice))
-  before = mean_loss(j, held)
-  answers[1] = greedy(j, example.prompt, 24)
-  local read, walked = nil, j.stream:stats().disk_read
-  lora(j, steps, function(s, r)
+local function finetune_streamed(held_out, weights)
+  local start, result = bs.now(), {}
+  local j <close> = open_streamed { logits = true }
+  say("streamed  vram=%s and ram=%s for %s of weights; LoRA of rank %d on %d linears", plan.mib(cfg.vram),
+    plan.mib(cfg.ram), plan.mib(weights), cfg.r, #j.adapters)
+  say("  %s", plan.describe(j, j.choice))
+  result.before = held_out_loss(j)
+  local prompt, first = held_out[1].prompt, nil
+  first = answer(j, prompt, #held_out[1].completion)
+  local read = j.stream:stats().disk_read
+  finetune(j, function(step, loss)
     local now = j.stream:stats().disk_read
-    read, walked = now - walked, now
-    if s == 1 or s % 10 == 0 then
-      say("  step %3d/%d  loss %.3f  read %.1f MB from disk  %.1f s", s, cfg.steps, r.loss, read / 1e6,
-        bs.now() - start)
+    if step == 1 or step % 25 == 0 then
+      say("  step %3d/%d  loss %.3f  %.1f MB read from disk", step, cfg.steps, loss, (now - read) / 1e6)
     end
+    read = now
   end)
-  after, streamed = mean_loss(j, held), digest(j)
-  answers[2] = greedy(j, example.prompt, 40)
-  j:save(adapter_dir)
+  result.after, result.digest = held_out_loss(j), digest(j)
   local e = j.engine:stats()
-  say("  held-out loss %.3f -> %.3f; device pool %s, high-water mark %s; adapter %016x (%.1f s)", before, after,
-    plan.mib(e.pool_bytes), plan.mib(e.peak_bytes), streamed, bs.now() - start)
+  say("  in %.1f s: held-out loss %.3f -> %.3f; device pool %s, of which %s were used", bs.now() - start,
+    result.before, result.after, plan.mib(e.pool_bytes), plan.mib(e.peak_bytes))
+  say("  unseen    %s", prompt:match("^Q: (.-)\n"))
+  say("  before    %s", first)
+  say("  after     %s", answer(j, prompt, 2 * #held_out[1].completion))
+  say("  %d of %d unseen questions are answered to the letter", right_answers(j, held_out), #held_out)
+  j:save(adapter_dir)
+  return result
 end
-say("  question  %s", example.prompt:match("^Q: (.-)\n"))
-say("  before    %s", answers[1])
-say("  after     %s", answers[2])
-say("  right     %s", example.answer)
+
+-- ---- the run --------------------------------------------------------------------------------------------------
 
 local failed = {}
 local function check(ok, what)
   if not ok then failed[#failed + 1] = what end
   return ok and "equal" or "DIFFERENT"
 end
+
+local weights, learned = train_model()
+check(learned, "training the model did not lower the loss")
+local streamed = finetune_streamed(write_rows(), weights)
+check(streamed.after < streamed.before, "LoRA did not lower the held-out loss")
 do
   local start = bs.now()
-  local j <close> = open { home = "gpu" }
-  lora(j, steps)
+  local j <close> = open_job { home = "gpu" }
+  finetune(j)
   local resident = digest(j)
-  say("resident the same %d steps with every block in memory: adapter %016x, %s (%.1f s)", cfg.steps, resident,
-    check(resident == streamed, "the adapter of the streamed run is not that of the resident run"),
-    bs.now() - start)
+  say("resident  the same %d steps with every block in memory, in %.1f s", cfg.steps, bs.now() - start)
+  say("  adapter %016x streamed, %016x resident: %s", streamed.digest, resident,
+    check(resident == streamed.digest, "the streamed and the resident run give different adapters"))
 end
 do
-  local j <close> = open { home = "disk", vram = cfg.vram, ram = cfg.ram, adapter = adapter_dir }
-  local again = mean_loss(j, held)
-  say("reloaded %s: held-out loss %.6f, %s", adapter_dir, again,
-    check(again == after, "the saved adapter does not give the loss of the live one"))
+  local j <close> = open_streamed { adapter = adapter_dir }
+  local again = held_out_loss(j)
+  say("reloaded  %s: held-out loss %.6f, %.6f when it was saved: %s", adapter_dir, again, streamed.after,
+    check(again == streamed.after, "the saved adapter does not give the loss of the live one"))
 end
-check(after < before, "the held-out loss did not fall")
 if #failed > 0 then bs.fail(1, "quickstart: %s", table.concat(failed, "; ")) end
 local _, peak = bs.rss()
-say("done in %.1f s; largest resident set %s", bs.now() - started, plan.mib(peak))
+say("done in %.1f s; largest resident set %s, when every weight was trained", bs.now() - started, plan.mib(peak))

@@ -197,6 +197,7 @@ function loader:close()
   for _, file in ipairs(self.files) do file.handle:close() end
   self.files = {}
 end
+loader.__close = loader.close
 
 -- ---- order -----------------------------------------------------------------------------------
 

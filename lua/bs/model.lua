@@ -203,14 +203,14 @@ function model.each_linear(self, fn)
 end
 
 --- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
--- vectors as they leave their input alone. opts.seed, opts.family.
+-- an embedding of its own in +-1, vectors so that they change nothing. opts.seed, opts.family.
 function model.create(dir, hf, opts)
   local fam = opts and opts.family or family.find(hf)
   local c, seed, arrays = fam.config(hf), opts and opts.seed or 1, {}
-  local function add(name, dims)
+  local function add(name, dims, bound)
     local a = bs.array.new("f32", dims)
     if #dims > 1 then
-      a:uniform(1 / math.sqrt(dims[#dims]), seed, name)
+      a:uniform(bound or 1 / math.sqrt(dims[#dims]), seed, name)
     elseif not name:match("bias$") and not c.norm_one_plus then
       for i = 1, dims[1] do a:set(i, 1) end
     end
@@ -225,7 +225,7 @@ function model.create(dir, hf, opts)
       for e = 0, fam.experts(c, i) - 1 do add_all(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
     end
   end
-  add(fam.embed.name, { c.vocab, c.channels })
+  add(fam.embed.name, { c.vocab, c.channels }, not c.tied and 1 or nil)
   if not c.tied then add(fam.head.weight, { c.vocab, c.channels }) end
   add(fam.head.norm, { c.channels })
   if fam.head.norm_bias then add(fam.head.norm_bias, { c.channels }) end
