@@ -259,8 +259,8 @@ local function finetune_streamed(held_out, weights)
     plan.mib(cfg.ram), plan.mib(weights), cfg.r, #j.adapters)
   say("  %s", plan.describe(j, j.choice))
   result.before = held_out_loss(j)
-  local prompt, first = held_out[1].prompt, nil
-  first = answer(j, prompt, #held_out[1].completion)
+  local prompt = held_out[1].prompt
+  local first = answer(j, prompt, #held_out[1].completion)
   local read = j.stream:stats().disk_read
   finetune(j, function(step, loss)
     local now = j.stream:stats().disk_read
