@@ -261,8 +261,8 @@ int bsl_optionerror(lua_State *L, int arg, const char *field, const char *expect
         lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected, luaL_typename(L, -1)));
 }
 
-/* The value on the top when it is a number that is an integer (text is not converted), else not
- *whole. */
+/* The value on the top when it is a number that is an integer (text is not converted), else not whole.
+   */
 static lua_Integer top_integer(lua_State *L, int *whole)
 {
     *whole = 0;
