@@ -157,12 +157,27 @@ BS_API const bs_st_tensor *bs_st_find(const bs_st *st, const char *name); /* NUL
 BS_API const char *bs_st_path(const bs_st *st);
 BS_API uint64_t bs_st_file_bytes(const bs_st *st);
 BS_API BS_NODISCARD bs_status bs_st_read(bs_st *st, const char *name, bs_array **out);
+/* The i-th key of __metadata__ and its value; NULL: there are no more. */
+BS_API const char *bs_st_meta(const bs_st *st, int i, const char **value);
 
 /* Write n arrays to path: temp file beside it, fsync, rename, fsync of the folder. The old file stays
    whole on any failure. metadata: n_meta key/value pairs, or NULL. */
 BS_API BS_NODISCARD bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
                                           const bs_array *const *arrays, int n_meta,
                                           const char *const *keys, const char *const *values);
+/* The same file tensor by tensor, in any order, so that one at a time has to be in memory. Of the n
+   descriptions name, dtype_name, ndim and dim count. */
+typedef struct bs_st_writer bs_st_writer;
+BS_API BS_NODISCARD bs_status bs_st_writer_open(const char *path, int64_t n, const bs_st_tensor *tensors,
+                                                int n_meta, const char *const *keys,
+                                                const char *const *values, bs_st_writer **out);
+/* The bytes of a tensor: from an array of its dtype and dims, or as they are in another file. */
+BS_API BS_NODISCARD bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a);
+BS_API BS_NODISCARD bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from);
+/* Every tensor has been given: fsync, rename. Before it, or when it fails, path is what it was. */
+BS_API BS_NODISCARD bs_status bs_st_writer_finish(bs_st_writer *w);
+BS_API void bs_st_writer_close(bs_st_writer *w); /* throws away what was not finished */
+
 /* The same discipline for any bytes (adapter_config.json, reports). */
 BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
 
