@@ -131,6 +131,8 @@ void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, in
                         const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                         int64_t ldc);
 void bsk_expand_f32(bsk_par *par, int dtype, const void *src, float *dst, int64_t N, float scale);
+/* The same rounded to bf16, nearest even. */
+void bsk_expand_bf16(bsk_par *par, int dtype, const void *src, uint16_t *dst, int64_t N, float scale);
 void bsk_rmsnorm_f32(bsk_par *par, const float *x, const float *w, float *y, float *rstd, int64_t T,
                      int64_t C, bool one_plus, float eps);
 void bsk_rmsnorm_bwd_f32(bsk_par *par, const float *x, const float *w, const float *rstd,

@@ -17,7 +17,8 @@ local cfg = args.parse(arg, {
   data = { "", "training rows, JSON lines" },
   valid = { "", "held-out rows: evaluated before, during and after training" },
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
-  device = { "cpu", "cpu, or check:cpu to find races" },
+  device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
+  dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
   ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
@@ -67,7 +68,8 @@ end
 local process = bs.rss()
 local micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens))
 local j <close> = job.new {
-  model = cfg.model, device = cfg.device, home = cfg.home, micro_tokens = cfg.micro_tokens, micros = micros,
+  model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home,
+  micro_tokens = cfg.micro_tokens, micros = micros,
   vram = budget("vram", 0.5), ram = budget("ram", 0.25),
   seed = cfg.seed, threads = cfg.threads,
   lora = {
@@ -90,8 +92,9 @@ end
 
 local trained = 0
 for _, a in ipairs(j.adapters) do trained = trained + a.r * (a.inn + a.out) end
-say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
-  m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6)
+say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters; computes in %s",
+  cfg.model, m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6,
+  m.compute)
 say("plan: %s", plan.describe(j, j.choice))
 local rows = open_rows(cfg.data)
 local valid = cfg.valid ~= "" and open_rows(cfg.valid) or nil

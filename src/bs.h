@@ -194,7 +194,8 @@ typedef struct bs_tensor_info {
     uint64_t file_offset;
     uint64_t bytes;
     uint64_t slot_offset;   /* in the canonical device layout of its block, multiple of 256 */
-    uint64_t expand_offset; /* in the expand region (f32 layout), UINT64_MAX when stored as f32 */
+    uint64_t expand_offset; /* in the expand region, UINT64_MAX when stored in the compute dtype */
+    bs_dtype compute;       /* element type that the expand region is laid out for */
 } bs_tensor_info;
 
 typedef struct bs_block_info {
@@ -222,6 +223,9 @@ BS_API BS_NODISCARD bs_status bs_manifest_add_tensor(bs_manifest *m, int block, 
 BS_API BS_NODISCARD bs_status bs_manifest_add_rows(bs_manifest *m, const char *name, bs_dtype t,
                                                    int64_t rows, int64_t cols, int file,
                                                    uint64_t file_offset, int *out);
+/* The dtype that engines compute in, f32 (the default) or bf16: tensors stored otherwise get a place in
+   the expand layout. Also on a finished manifest, before a weight is made from it. */
+BS_API BS_NODISCARD bs_status bs_manifest_compute(bs_manifest *m, bs_dtype compute);
 /* Opens the files for reading (O_DIRECT where possible), computes extents, layouts and digest; after
    it nothing can be added. */
 BS_API BS_NODISCARD bs_status bs_manifest_finish(bs_manifest *m);
@@ -252,6 +256,7 @@ typedef struct bs_dev_cfg {
 typedef struct bs_dev_props {
     char name[64];     /* "cpu", "meta", "check:cpu" */
     bool executes;     /* false: meta */
+    bool bf16;         /* engines can compute in bf16 */
     size_t alignment;  /* of every device address handed out */
     size_t total_bytes;
 } bs_dev_props;
@@ -323,9 +328,10 @@ typedef struct bs_engine bs_engine;
 typedef struct bs_engine_cfg {
     bs_dev *dev;          /* borrowed; closed after the engine */
     size_t pool_bytes;    /* the whole device pool; 0 on a device that does not execute: unbounded */
-    size_t expand_bytes;  /* region for the f32 expansion of the visit's block: the largest one's */
+    size_t expand_bytes;  /* region for weights that are not stored in `compute`: the largest block's */
     int n_blocks;         /* blocks of the manifest: size of the binding table */
     uint64_t seed;        /* of dropout */
+    bs_dtype compute;     /* of activations and of weights in use: f32, or bf16 where props.bf16 */
 } bs_engine_cfg;
 
 typedef struct bs_engine_stats {
@@ -340,6 +346,7 @@ typedef struct bs_engine_stats {
 BS_API BS_NODISCARD bs_status bs_engine_open(const bs_engine_cfg *cfg, bs_engine **out);
 BS_API void bs_engine_close(bs_engine *e);
 BS_API void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out);
+BS_API bs_dtype bs_engine_compute(const bs_engine *e);
 /* Wait until everything issued has run; pumps attached streams; BS_CANCELLED or BS_DEVICE possible. */
 BS_API BS_NODISCARD bs_status bs_engine_sync(bs_engine *e);
 /* After this no region can be added and the arena, which is what the regions leave, starts. */
@@ -355,8 +362,8 @@ typedef struct bs_place {
 } bs_place;
 /* A trainable parameter as ops see it: its value and its gradient accumulator. */
 typedef struct bs_param_ref {
-    bs_place value; /* mem NULL: the value is the block's own tensor */
-    bs_place grad;  /* mem NULL: frozen */
+    bs_place value; /* in the compute dtype; mem NULL: the value is the block's own tensor */
+    bs_place grad;  /* f32; mem NULL: frozen */
     const char *name;
 } bs_param_ref;
 
@@ -430,8 +437,11 @@ BS_API void bs_store_stats_get(const bs_store *s, bs_store_stats *out);
 
 typedef struct bs_params bs_params;
 BS_API BS_NODISCARD bs_status bs_params_open(bs_engine *e, bs_params **out);
+/* A set without an engine, of which only the bytes are asked. */
+BS_API BS_NODISCARD bs_status bs_params_measure(bs_dtype compute, bs_params **out);
 BS_API void bs_params_close(bs_params *p);
-/* A parameter with f32 master, gradient accumulator and moments (an adapter matrix). */
+/* A parameter with f32 master, gradient accumulator and moments (an adapter matrix); on an engine that
+   does not compute in f32 also with a copy in its dtype, which ops read. */
 BS_API BS_NODISCARD bs_status bs_params_add(bs_params *p, const char *name, int64_t rows, int64_t cols,
                                             int *out);
 /* A base weight: gradient accumulator only; its value is the block's tensor. */
@@ -526,12 +536,12 @@ BS_API int64_t bs_tensor_capacity(const bs_tensor *t);      /* rows that dim 0 i
    weight of the current visit): not owned, alive until the scope ends. */
 BS_API BS_NODISCARD bs_status bs_tensor_place(bs_tensor *t, bs_place *out);
 BS_API BS_NODISCARD bs_status bs_tensor_at(bs_engine *e, const bs_place *at, bs_tensor **out);
-/* Copy to the host (waits). */
+/* Copy to the host in the tensor's dtype (waits). */
 BS_API BS_NODISCARD bs_status bs_tensor_read(bs_tensor *t, bs_array **out);
-/* A tensor of the scope from host data, [rows, cols...]; capacity = rows. */
+/* A tensor of the scope from host data, f32 [rows, cols...], in the compute dtype; capacity = rows. */
 BS_API BS_NODISCARD bs_status bs_tensor_from(bs_engine *e, const bs_array *a, bs_tensor **out);
 
-/* ---- ops: all activations are f32 on the cpu device, [rows, channels] --------------------------------------- */
+/* ---- ops: activations have the engine's compute dtype, [rows, channels] -------------------------- */
 
 BS_API BS_NODISCARD bs_status bs_op_linear(bs_tensor *x, bs_linear *w, bs_tensor **out);
 /* y = x / rms(x) * (w + one_plus), over the last `channels(w)` entries: a row of x may hold several
@@ -575,8 +585,10 @@ BS_API BS_NODISCARD bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_
 BS_API BS_NODISCARD bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out);
 /* Same elements, other dims; dim 0 must stay a multiple or divisor of the rows. Shares storage. */
 BS_API BS_NODISCARD bs_status bs_op_view(bs_tensor *x, int ndim, const int64_t *dim, bs_tensor **out);
-/* acc += x, in place, outside the tape: acc comes from a store (expert sums). */
+/* acc += x, in place, outside the tape: acc comes from a store (expert sums), in f32 or x's dtype. */
 BS_API BS_NODISCARD bs_status bs_op_accumulate(bs_tensor *acc, bs_tensor *x);
+/* x as ops take it, outside the tape: x itself if it has the compute dtype, else a copy (f32 sums). */
+BS_API BS_NODISCARD bs_status bs_op_activation(bs_tensor *x, bs_tensor **out);
 
 /* ---- head: loss over vocabulary tiles --------------------------------------------------------------------------- */
 
@@ -591,7 +603,8 @@ typedef struct bs_head_cfg {
 } bs_head_cfg;
 BS_API BS_NODISCARD bs_status bs_head_open(bs_engine *e, const bs_head_cfg *cfg, bs_head **out);
 BS_API void bs_head_close(bs_head *h);
-BS_API BS_NODISCARD bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head_cfg *cfg, size_t *device);
+BS_API BS_NODISCARD bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head_cfg *cfg,
+                                            bs_dtype compute, size_t *device);
 /* Start a pass. count: labelled tokens of the whole step (the divisor of loss and gradient). */
 BS_API BS_NODISCARD bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count);
 /* Hand in the normed rows of a micro-batch: labelled rows (TRAIN, LOSS) or all rows (LOGITS). */
@@ -674,12 +687,12 @@ BS_API void bs_rows_close(bs_rows *r);
 /* Device and pinned bytes that it takes. */
 BS_API BS_NODISCARD bs_status bs_rows_bytes(const bs_manifest *m, int rows, bs_home home,
                                             const bs_batch_cfg *b, size_t *device, size_t *host);
-/* Gather the rows of a micro-batch into a store key as f32, times scale. An id beyond the table fails
-   with the position. */
+/* Gather the rows of a micro-batch into a store key (f32 or bf16), times scale. An id beyond the table
+   fails with the position. */
 BS_API BS_NODISCARD bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double scale);
 /* Bytes that gathering this micro-batch will ask of the disk: predicted from the ids. */
 BS_API BS_NODISCARD bs_status bs_rows_predict(bs_rows *r, int micro, uint64_t *payload, uint64_t *read);
-/* Trainable embedding: acc[id] += scale * grad row, in token order (acc: an accumulator [vocab, C]). */
+/* Trainable embedding: acc[id] += scale * grad row, in token order (acc: f32 sums [vocab, C]). */
 BS_API BS_NODISCARD bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale,
                                            const bs_place *acc);
 BS_API void bs_rows_stats_get(const bs_rows *r, bs_rows_stats *out);

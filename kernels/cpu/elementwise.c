@@ -282,3 +282,30 @@ void bsk_expand_f32(bsk_par *par, int dtype, const void *src, float *dst, int64_
     struct expand p = {dtype, src, dst, scale};
     bsk_chunks(par, N, 1, expand_body, &p);
 }
+
+struct round {
+    struct expand from; /* dst: not used */
+    uint16_t *dst;
+    size_t size; /* of a source element */
+};
+
+BSK_WIDE static void round_body(const void *arg, int64_t first, int64_t end)
+{
+    const struct round *p = arg;
+    float part[256];
+    for (int64_t at = first; at < end; at += 256) {
+        int64_t n = BSI_MIN(256, end - at);
+        struct expand e = p->from;
+        e.src = (const char *)p->from.src + (size_t)at * p->size;
+        e.dst = part;
+        expand_body(&e, 0, n);
+        for (int64_t i = 0; i < n; i++)
+            p->dst[at + i] = bsi_f32_to_bf16(part[i]);
+    }
+}
+
+void bsk_expand_bf16(bsk_par *par, int dtype, const void *src, uint16_t *dst, int64_t N, float scale)
+{
+    struct round p = {{dtype, src, NULL, scale}, dst, bs_dtype_size((bs_dtype)dtype)};
+    bsk_chunks(par, N, 1, round_body, &p);
+}

@@ -10,10 +10,11 @@
 #include "kernels.h"
 
 struct tile {
-    float *logits;        /* [T,V]: columns [first, first+V) of the vocabulary */
+    const float *logits;  /* [T,V]: columns [first, first+V) of the vocabulary */
     const int32_t *label; /* [T]: ids of the whole vocabulary */
     float *m, *s, *ly;    /* [T] */
     float *factor;        /* [T] */
+    float *P;             /* [T,V]; may be logits */
     int64_t V, first;
     float cap;
 };
@@ -41,6 +42,15 @@ BSK_INLINE float cap_slope(float y, float cap)
     return (1.0f - y / cap) * (1.0f + y / cap);
 }
 
+/* Row t of the logits where it may be overwritten: in P. */
+BSK_INLINE float *take_row(const float *logits, float *P, int64_t t, int64_t V)
+{
+    float *l = P + t * V;
+    if (P != logits)
+        memcpy(l, logits + t * V, (size_t)V * sizeof *l);
+    return l;
+}
+
 /* l = e^(l - m), times the cap's slope when cap > 0; returns the sum of e^(l - m). */
 BSK_INLINE double weights(float *l, int64_t n, float m, float cap)
 {
@@ -63,7 +73,7 @@ BSK_WIDE static void tile_body(const void *arg, int64_t first, int64_t end)
 {
     const struct tile *p = arg;
     for (int64_t t = first; t < end; t++) {
-        float *l = p->logits + t * p->V;
+        float *l = take_row(p->logits, p->P, t, p->V);
         int64_t at = p->label[t] - p->first;
         bool here = at >= 0 && at < p->V;
         if (p->cap > 0.0f)
@@ -84,10 +94,11 @@ BSK_WIDE static void tile_body(const void *arg, int64_t first, int64_t end)
     }
 }
 
-void bsk_head_tile_f32(bsk_par *par, float *logits, const int32_t *label, float *m, float *s, float *ly,
-                       float *factor, int64_t T, int64_t V, int64_t first, float cap)
+void bsk_head_tile_f32(bsk_par *par, const float *logits, const int32_t *label, float *m, float *s,
+                       float *ly, float *factor, float *P, int64_t T, int64_t V, int64_t first,
+                       float cap)
 {
-    struct tile p = {logits, label, m, s, ly, factor, V, first, cap};
+    struct tile p = {logits, label, m, s, ly, factor, P, V, first, cap};
     bsk_chunks(par, T, 4 * V, tile_body, &p);
 }
 
@@ -154,9 +165,10 @@ void bsk_head_finish_f32(bsk_par *par, const float *m, const float *s, const flo
 }
 
 struct dlogits {
-    float *logits;           /* [T,V]: columns [first, first+V) of the vocabulary */
+    const float *logits;     /* [T,V]: columns [first, first+V) of the vocabulary */
     const int32_t *label;    /* [T] */
     const float *m, *s, *ly; /* [T] */
+    float *P;                /* [T,V]; may be logits */
     int64_t V, first;
     float cap, inv_count;
 };
@@ -167,7 +179,8 @@ BSK_WIDE static void dlogits_body(const void *arg, int64_t first, int64_t end)
 {
     const struct dlogits *p = arg;
     for (int64_t t = first; t < end; t++) {
-        float *l = p->logits + t * p->V, m = p->m[t], ly = p->ly[t], base = m > ly ? m : ly;
+        float *l = take_row(p->logits, p->P, t, p->V);
+        float m = p->m[t], ly = p->ly[t], base = m > ly ? m : ly;
         double total = (double)p->s[t] * exp((double)m - (double)base) + exp((double)ly - (double)base);
         float scale = (float)((double)p->inv_count / total);
         float at_label = (float)(-sigmoid(against(m, p->s[t], ly)) * (double)p->inv_count);
@@ -188,10 +201,10 @@ BSK_WIDE static void dlogits_body(const void *arg, int64_t first, int64_t end)
     }
 }
 
-void bsk_head_dlogits_f32(bsk_par *par, float *logits, const int32_t *label, const float *m,
-                          const float *s, const float *ly, int64_t T, int64_t V, int64_t first,
-                          float cap, float inv_count)
+void bsk_head_dlogits_f32(bsk_par *par, const float *logits, const int32_t *label, const float *m,
+                          const float *s, const float *ly, float *P, int64_t T, int64_t V,
+                          int64_t first, float cap, float inv_count)
 {
-    struct dlogits p = {logits, label, m, s, ly, V, first, cap, inv_count};
+    struct dlogits p = {logits, label, m, s, ly, P, V, first, cap, inv_count};
     bsk_chunks(par, T, 4 * V, dlogits_body, &p);
 }

@@ -49,16 +49,18 @@ void bsk_scale_f32(bsk_par *par, const float *x, float *y, int64_t N, float s);
 void bsk_softcap_f32(bsk_par *par, float *x, int64_t N, float cap);
 
 /* head.c; cap 0: no soft-cap */
-void bsk_head_tile_f32(bsk_par *par, float *logits, const int32_t *label, float *m, float *s, float *ly,
-                       float *factor, int64_t T, int64_t V, int64_t first, float cap);
+/* P may be the logits themselves. */
+void bsk_head_tile_f32(bsk_par *par, const float *logits, const int32_t *label, float *m, float *s,
+                       float *ly, float *factor, float *P, int64_t T, int64_t V, int64_t first,
+                       float cap);
 void bsk_head_pick_f32(bsk_par *par, const float *w, const int32_t *label, const float *ly, float *wy,
                        int64_t T, int64_t C, int64_t first, int64_t V, float cap);
 void bsk_head_finish_f32(bsk_par *par, const float *m, const float *s, const float *ly,
                          const float *acc, const float *wy, float *loss, float *dx, int64_t T,
                          int64_t C, float inv_count);
-void bsk_head_dlogits_f32(bsk_par *par, float *logits, const int32_t *label, const float *m,
-                          const float *s, const float *ly, int64_t T, int64_t V, int64_t first,
-                          float cap, float inv_count);
+void bsk_head_dlogits_f32(bsk_par *par, const float *logits, const int32_t *label, const float *m,
+                          const float *s, const float *ly, float *P, int64_t T, int64_t V,
+                          int64_t first, float cap, float inv_count);
 
 /* optim.c */
 void bsk_sum_f32(bsk_par *par, const float *x, double *out, int64_t N);

@@ -49,9 +49,17 @@ static void gemm(const bsk_call *c)
                  P(2), N(7));
 }
 
+static void expand_to(const bsk_call *c, int dtype, const void *src, void *dst, int64_t n, float scale)
+{
+    if (c->out == BS_DTYPE_BF16)
+        bsk_expand_bf16(c->par, dtype, src, dst, n, scale);
+    else
+        bsk_expand_f32(c->par, dtype, src, dst, n, scale);
+}
+
 static void expand(const bsk_call *c)
 {
-    bsk_expand_f32(c->par, (int)N(0), P(0), P(1), N(1), F(0));
+    expand_to(c, (int)N(0), P(0), P(1), N(1), F(0));
 }
 
 static void bias(const bsk_call *c)
@@ -203,7 +211,8 @@ static void dropout(const bsk_call *c)
 
 static void head_tile(const bsk_call *c)
 {
-    bsk_head_tile_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), N(0), N(1), N(2), N(3) ? F(0) : 0.0f);
+    bsk_head_tile_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), P(6), N(0), N(1), N(2),
+                      N(3) ? F(0) : 0.0f);
 }
 
 static void head_pick(const bsk_call *c)
@@ -223,8 +232,8 @@ static void head_finish(const bsk_call *c)
 
 static void head_dlogits(const bsk_call *c)
 {
-    bsk_head_dlogits_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), N(1), N(2), N(3) ? F(1) : 0.0f,
-                         F(0));
+    bsk_head_dlogits_f32(c->par, P(0), P(1), P(2), P(3), P(4), P(5), N(0), N(1), N(2),
+                         N(3) ? F(1) : 0.0f, F(0));
 }
 
 static void softcap(const bsk_call *c)
@@ -245,6 +254,8 @@ static void sumsq(const bsk_call *c)
 static void adamw(const bsk_call *c)
 {
     bsk_adamw_f32(c->par, P(0), P(1), P(2), P(3), N(0), c->f);
+    if (P(4))
+        expand_to(c, BS_DTYPE_F32, P(0), P(4), N(0), 1.0f);
 }
 
 const bsk_entry bsk_cpu[BSK_OP_COUNT] = {

@@ -41,6 +41,9 @@ local function observe(run, job, kind, layer)
   for j = 0, run.micros - 1 do run.observe(kind, layer, j, job.store:read(job.keys.h[layer], j)) end
 end
 
+-- A sum of a staged layer as ops take it: sums are f32 whatever is computed in.
+local function get_sum(job, key, j) return bs.op.activation(job.store:get(key, j)) end
+
 local handler = {}
 
 handler[K.forward] = function(job, run, v)
@@ -103,7 +106,7 @@ handler[K.experts] = function(job, run, v)
   if v.stage ~= #layer.groups then return end
   for j = 0, run.micros - 1 do
     local scope <close>, ctx = enter(job, run, v, j, false, " join")
-    local y = fam.stages.join(c, job.store:get(keys.mix_h, j), job.store:get(keys.y, j), ctx)
+    local y = fam.stages.join(c, job.store:get(keys.mix_h, j), get_sum(job, keys.y, j), ctx)
     remember(run, v.layer .. "/" .. j .. "/join", scope)
     job.store:put(keys.h[v.layer + 1], j, y)
   end
@@ -116,7 +119,7 @@ handler[K.remix] = function(job, run, v)
   for j = 0, run.micros - 1 do
     mix_forward(job, run, v, j, v.layer .. "/" .. j)
     local scope <close>, ctx = enter(job, run, v, j, true, " join")
-    local h, y = job.store:get(keys.mix_h, j), job.store:get(keys.y, j)
+    local h, y = job.store:get(keys.mix_h, j), get_sum(job, keys.y, j)
     h:want_grad()
     y:want_grad()
     local out = fam.stages.join(c, h, y, ctx)
@@ -156,8 +159,8 @@ handler[K.mix_backward] = function(job, run, v)
     if want then x:want_grad() end
     local h, u, r = fam.stages.mix(c, w, x, ctx)
     compare(run, v.layer .. "/" .. j, scope, v)
-    scope:backward { { h, job.store:get(keys.mix_dh, j) }, { u, job.store:get(keys.mix_du, j) },
-                     { r, job.store:get(keys.mix_dr, j) } }
+    scope:backward { { h, job.store:get(keys.mix_dh, j) }, { u, get_sum(job, keys.mix_du, j) },
+                     { r, get_sum(job, keys.mix_dr, j) } }
     if want then job.store:put(keys.g, j, x:grad()) end
   end
 end

@@ -21,16 +21,18 @@ local mt = { __index = methods, __name = "bs.job" }
 
 local UNBOUNDED = 1 << 60
 --- Settings and their defaults. vram and ram: bytes of the device pool and of every accounted host byte.
+-- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
+-- the device may be meta, which counts memory and computes nothing.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
-  trainable = "lora",
+  trainable = "lora", dtype = "f32",
 }
 
 -- Settings without a default, and their types.
 local optional = {
   model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
-  device_options = "table", family = "table", group = "number", log = "function",
+  device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
 }
 
 -- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
@@ -42,7 +44,7 @@ local integers = {
 }
 local words = {
   home = { "auto", "gpu", "ram", "disk" }, boundaries = { "auto", "device", "host" }, dev_slots = { "auto" },
-  host_slots = { "auto" }, trainable = { "lora", "base", "none" },
+  host_slots = { "auto" }, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
 }
 
 local function has(list, value)
@@ -136,8 +138,8 @@ end
 --- Boundary keys for a placement ("device" or "host"): layer inputs, the gradient, staged hand-offs.
 function methods:store_keys(boundaries)
   local m, c, list, keys = self.model, self.model.config, {}, { h = {} }
-  local function add(name, channels, keep)
-    list[#list + 1] = { name = name, channels = channels, dtype = "f32", keep = keep }
+  local function add(name, channels, keep, dtype)
+    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, keep = keep }
     return #list - 1
   end
   local kept = boundaries == "host" and "host" or "device"
@@ -148,11 +150,13 @@ function methods:store_keys(boundaries)
   local fam = m.family
   if fam.stages then
     local hand = fam.handoff(c)
+    -- Sums over experts are f32: y, and the gradients of u and r.
+    local sums = { u = "f32", r = "f32" }
     for _, name in ipairs { "h", "u", "r" } do
       keys["mix_" .. name] = add("mix." .. name, hand[name], "device")
-      keys["mix_d" .. name] = add("mix.d" .. name, hand[name], "device")
+      keys["mix_d" .. name] = add("mix.d" .. name, hand[name], "device", sums[name])
     end
-    keys.y, keys.dy = add("y", c.channels, "device"), add("dy", c.channels, "device")
+    keys.y, keys.dy = add("y", c.channels, "device", "f32"), add("dy", c.channels, "device")
   end
   self.keys = keys
   return list
@@ -190,8 +194,8 @@ local function build(self, device, choice, pool_bytes)
   local m, cfg, o = self.model, self.cfg, self
   o.plan = plan.bs_plan(self, choice.homes, choice.dev_slots, choice.host_slots)
   o.engine = bs.engine.open {
-    device = device, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes, n_blocks = m.n_blocks,
-    seed = cfg.seed,
+    device = device, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
+    n_blocks = m.n_blocks, seed = cfg.seed,
   }
   local e = o.engine
   o.batch = bs.batch.open(e, self:batch_config())
@@ -270,13 +274,21 @@ local function load_parameters(self)
   end
 end
 
+-- The device, and what it is to compute in: "auto" is left to the checkpoint where there is a choice.
 local function open_device(cfg)
-  if cfg.device:match("meta$") then bs.fail(2, "device=%s computes nothing; it is for dry runs", cfg.device) end
+  if cfg.device:match("meta$") and not cfg.dry then
+    bs.fail(2, "device=%s computes nothing; it is for dry runs", cfg.device)
+  end
   local options = { threads = cfg.threads }
   for key, value in pairs(cfg.device_options or {}) do options[key] = value end
   local ok, device = pcall(bs.device.open, cfg.device, options)
   if not ok then bs.fail(2, "device=%s: %s", cfg.device, device) end
-  return device
+  if device:props().bf16 then return device, cfg.dtype end
+  if cfg.dtype == "bf16" then
+    device:close()
+    bs.fail(2, "dtype=bf16: device %s computes in f32", cfg.device)
+  end
+  return device, "f32"
 end
 
 --- A new job. cfg: see job.defaults; lora = {r, alpha, targets, top_fraction or layers, rslora, dropout,
@@ -286,14 +298,17 @@ function job.new(cfg)
   local _ <close> = setmetatable({}, { __close = function(_, err)
     if err ~= nil then self:close() end
   end })
-  self.model = model.open(self.cfg.model, { family = self.cfg.family, group = self.cfg.group })
+  local compute
+  self.device, compute = open_device(self.cfg)
+  self.model = model.open(self.cfg.model, {
+    family = self.cfg.family, group = self.cfg.group, compute = compute,
+  })
   choose_trainables(self)
   local trains = self.cfg.trainable ~= "none"
   self.walk_program = program.walk(self.model)
   self.program = trains and program.train(self.model, self.lowest, self.cfg.trainable == "base")
     or self.walk_program
   self.choice = plan.choose(self, dry_run(self))
-  self.device = open_device(self.cfg)
   build(self, self.device, self.choice, self.choice.peak)
   load_parameters(self)
   return self

@@ -109,13 +109,30 @@ local function mix_bytes(self, i)
   return n
 end
 
---- Open a checkpoint folder. opts.group: experts per block (tests). Returns the model: family, config
--- (the family's numbers), manifest, layers[i] (0-based), norm, final_norm(c, w, x), tiles, rows.
+-- Is most of a checkpoint stored as bf16?
+local function mostly_bf16(ckpt)
+  local all, bf16 = 0, 0
+  for _, t in pairs(ckpt.tensors) do
+    all = all + t.bytes
+    if t.dtype == "bf16" then bf16 = bf16 + t.bytes end
+  end
+  return 2 * bf16 > all
+end
+
+--- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
+-- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. Returns the model: family,
+-- config (the family's numbers), compute, manifest, layers[i] (0-based), norm, final_norm(c, w, x), tiles,
+-- rows.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
   self.config = self.family.config(self.checkpoint.config)
+  self.compute = opts and opts.compute or "f32"
+  if self.compute == "auto" then
+    self.compute = mostly_bf16(self.checkpoint) and "bf16" or "f32"
+  end
   self.manifest = bs.manifest.new()
+  self.manifest:compute(self.compute)
   local c, largest = self.config, 0
   for i = 0, c.layers - 1 do
     local staged = self.family.stages and (not self.family.staged or self.family.staged(c, i))

@@ -19,14 +19,20 @@ local function listed(names)
   return table.concat(names, ", ")
 end
 
+local function present(v) return v ~= nil and v ~= bs.json.null end
+local function shown(v) return type(v) == "table" and bs.json.encode(v) or tostring(v) end
+
+local function wrong(key, v, expected)
+  bs.fail(1, "config.json: '%s' is %s, %s is expected", key, shown(v), expected)
+end
+
+-- Larger sizes are refused: a product of two then fits an integer.
+local MAX_COUNT <const>, MAX_HEAD_DIM <const> = 0x7FFFFFFF, 65536
+
 --- Reader of a config.json table for a family. A key whose default is nil must be there; null counts as
 -- absent, unless a value for null is given.
 function nn.reader(hf, family)
   local r = {}
-  local function wrong(key, v, expected)
-    bs.fail(1, "config.json: '%s' is %s, %s is expected", key, tostring(v), expected)
-  end
-
   function r.get(key, default, null)
     local v = hf[key]
     if v == bs.json.null then v = null end
@@ -39,6 +45,7 @@ function nn.reader(hf, family)
   function r.count(key, default, null) -- a positive integer
     local v = r.get(key, default, null)
     if math.type(v) ~= "integer" or v < 1 then wrong(key, v, "a positive integer") end
+    if v > MAX_COUNT then wrong(key, v, "at most " .. MAX_COUNT) end
     return v
   end
   function r.number(key, default, null) -- not negative
@@ -56,7 +63,7 @@ function nn.reader(hf, family)
     for _, a in ipairs(allowed) do
       if v == a then return v end
     end
-    bs.fail(1, "config.json: '%s' is %s; this %s supports %s", key, tostring(v), family,
+    bs.fail(1, "config.json: '%s' is %s; this %s supports %s", key, shown(v), family,
       listed { table.unpack(allowed) })
   end
   function r.act(key, default) -- an activation, by the word that bs.op.act and bs.op.glu take
@@ -117,40 +124,45 @@ function nn.text_config(hf)
   return text
 end
 
-local function present(v) return v ~= nil and v ~= bs.json.null end
-
 --- Rotary parameters of a config in any published layout: `rope_scaling` if not empty, else
 -- `rope_parameters`, else the top-level keys.
 -- Returns {type, theta, dim, ...} for nn.inv_freq. head_dim: entries of a head. defaults: the family's
 -- {theta, partial} and `names`, its own words for types {word = type}.
 function nn.rope_config(hf, head_dim, defaults)
   local p, d = {}, defaults or {}
-  if present(hf.rope_scaling) and next(hf.rope_scaling) then p = hf.rope_scaling
-  elseif present(hf.rope_parameters) and next(hf.rope_parameters) then p = hf.rope_parameters end
+  for _, name in ipairs { "rope_parameters", "rope_scaling" } do
+    local v = hf[name]
+    if present(v) and type(v) ~= "table" then wrong(name, v, "an object") end
+    if present(v) and next(v) then p = v end
+  end
   local function key(name, default)
     if present(p[name]) then return p[name] end
     if present(hf[name]) then return hf[name] end
     return default
   end
+  local function number(name, default)
+    local v = key(name, default)
+    if v ~= nil and (type(v) ~= "number" or not (v >= 0 and v < math.huge)) then wrong(name, v, "a number >= 0") end
+    return v
+  end
   local kind = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default"
   local partial = key("partial_rotary_factor", d.partial or 1)
-  local theta, max_pos = key("rope_theta", d.theta or 10000.0), key("max_position_embeddings", 2048)
+  local theta, max_pos = number("rope_theta", d.theta or 10000.0), number("max_position_embeddings", 2048)
+  if head_dim > MAX_HEAD_DIM then wrong("head_dim", head_dim, "at most " .. MAX_HEAD_DIM) end
   if type(partial) ~= "number" or math.floor(head_dim * partial) % 2 ~= 0 or not (partial > 0 and partial <= 1)
     or head_dim * partial < 2 then
     bs.fail(1, "config.json: partial_rotary_factor %s of a head of %d; it must leave an even number of entries "
       .. "to rotate", tostring(partial), head_dim)
   end
-  if type(theta) ~= "number" or theta <= 0 then
-    bs.fail(1, "config.json: 'rope_theta' is %s, a positive number is expected", tostring(theta))
-  end
+  if theta <= 0 then wrong("rope_theta", theta, "a positive number") end
   local rope = {
     type = d.names and d.names[kind] or kind, theta = theta,
     dim = math.floor(head_dim * partial),
-    factor = key("factor"), low = key("low_freq_factor"), high = key("high_freq_factor"),
-    beta_fast = key("beta_fast", 32.0), beta_slow = key("beta_slow", 1.0),
+    factor = number("factor"), low = number("low_freq_factor"), high = number("high_freq_factor"),
+    beta_fast = number("beta_fast", 32.0), beta_slow = number("beta_slow", 1.0),
     truncate = key("truncate", true) ~= false,
-    attention_factor = key("attention_factor"), mscale = key("mscale"),
-    mscale_all_dim = key("mscale_all_dim"), max_position = max_pos,
+    attention_factor = number("attention_factor"), mscale = number("mscale"),
+    mscale_all_dim = number("mscale_all_dim"), max_position = max_pos,
     short_factor = key("short_factor"), long_factor = key("long_factor"),
     old = present(hf.original_max_position_embeddings) and hf.original_max_position_embeddings
       or key("original_max_position_embeddings", max_pos),
@@ -164,8 +176,8 @@ end
 local function f32(v) return (string.unpack("<f", string.pack("<f", v))) end
 
 local function number(rope, name, key)
-  if type(rope[name]) ~= "number" then
-    bs.fail(1, "config.json: rope type '%s' needs the number '%s'", rope.type, key or name)
+  if type(rope[name]) ~= "number" or rope[name] <= 0 then
+    bs.fail(1, "config.json: rope type '%s' needs the positive number '%s'", rope.type, key or name)
   end
   return rope[name]
 end
@@ -248,7 +260,7 @@ function nn.inv_freq(rope, longest)
   if not kind then
     local names = {}
     for name in pairs(kinds) do names[#names + 1] = name end
-    bs.fail(1, "config.json: rope type '%s' is not supported; known: %s", tostring(rope.type), listed(names))
+    bs.fail(1, "config.json: rope type '%s' is not supported; known: %s", shown(rope.type), listed(names))
   end
   return kind(rope, f, longest or 1)
 end

@@ -33,6 +33,7 @@ static void meta_props(const bs_dev *dev, bs_dev_props *out)
 {
     (void)dev;
     out->executes = false;
+    out->bf16 = true;
     out->alignment = ALIGNMENT;
     out->total_bytes = INT64_MAX;
 }

@@ -63,16 +63,29 @@ static bs_status open_parts(engine_box *b, const bs_engine_cfg *cfg)
     return BS_OK;
 }
 
+/* The one place that decides what can be computed in: everything else follows e->dtype. */
+static bs_status check_dtype(const bs_dev_props *props, bs_dtype t)
+{
+    if (t == BS_DTYPE_F32 || (t == BS_DTYPE_BF16 && props->bf16))
+        return BS_OK;
+    return bsi_fail(BS_DTYPE, "engine: compute dtype %s; the %s device computes in f32%s",
+                    bs_dtype_name(t), props->name, props->bf16 ? " or bf16" : "");
+}
+
 bs_status bs_engine_open(const bs_engine_cfg *cfg, bs_engine **out)
 {
+    bs_dev_props props;
     if (!cfg->dev || cfg->n_blocks < 0)
         return bsi_fail(BS_ARG, "engine: a device and a number of blocks >= 0 are required");
+    bs_dev_props_get(cfg->dev, &props);
+    BSI_TRY(check_dtype(&props, cfg->compute));
     engine_box *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
     if (!b)
         return BS_NOMEM;
     b->e.dev = cfg->dev;
+    b->e.props = props;
+    b->e.dtype = cfg->compute;
     b->e.seed = cfg->seed;
-    bs_dev_props_get(cfg->dev, &b->e.props);
     bs_status st = open_parts(b, cfg);
     if (st != BS_OK) {
         bs_engine_close(&b->e);
@@ -117,6 +130,11 @@ void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out)
                              s.arena_peak, s.fixed_bytes + s.arena_peak, e->launches};
 }
 
+bs_dtype bs_engine_compute(const bs_engine *e)
+{
+    return e->dtype;
+}
+
 bs_status bs_engine_seal(bs_engine *e)
 {
     if (e->sealed)
@@ -139,6 +157,19 @@ bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
     BSI_TRY(bsi_launch(e->compute, call));
     pump_engine(e);
     return BS_OK;
+}
+
+bs_status bsi_expand_launch(bs_engine *e, const bsi_expand *x, const char *label)
+{
+    bsi_kcall c = {.op = BSK_EXPAND,
+                   .n_args = 2,
+                   .n = {x->stored, x->n},
+                   .f = {x->scale},
+                   .out = x->out,
+                   .label = label};
+    c.arg[0] = bsi_operand(x->from, x->stored, x->n, BSI_READ);
+    c.arg[1] = bsi_operand(x->to, x->out, x->n, BSI_WRITE);
+    return bsi_engine_launch(e, &c);
 }
 
 bs_status bsi_engine_drain(bs_engine *e)

@@ -14,11 +14,12 @@ struct bs_engine {
     bsi_queue *compute, *copy_in, *copy_out;
     bsi_pool *pool;
     bs_binding binding;
+    bs_dtype dtype; /* of activations and of weights as ops read them */
     uint64_t seed;
     uint64_t launches;
     bool sealed;
 
-    bsi_addr expand; /* region for f32 copies of the visit's tensors that are not stored as f32 */
+    bsi_addr expand; /* region for copies of the visit's tensors that are not stored in dtype */
     size_t expand_bytes;
 
     void *tensors; /* state of the tensor layer (open scope, handle pool), freed by tensors_free */
@@ -28,8 +29,45 @@ struct bs_engine {
     void *pump_ud;
 };
 
+/* Operands of n elements: in the engine's dtype, and in f32 whatever it is. */
+static inline bsi_arg bsi_operand(bsi_addr at, bs_dtype t, int64_t n, uint8_t mode)
+{
+    return (bsi_arg){at, (size_t)n * bs_dtype_size(t), mode};
+}
+static inline bsi_arg bsi_act_read(const bs_engine *e, bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, e->dtype, n, BSI_READ);
+}
+static inline bsi_arg bsi_act_write(const bs_engine *e, bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, e->dtype, n, BSI_WRITE);
+}
+static inline bsi_arg bsi_act_update(const bs_engine *e, bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, e->dtype, n, BSI_READWRITE);
+}
+static inline bsi_arg bsi_read_f32(bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, BS_DTYPE_F32, n, BSI_READ);
+}
+static inline bsi_arg bsi_write_f32(bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, BS_DTYPE_F32, n, BSI_WRITE);
+}
+static inline bsi_arg bsi_update_f32(bsi_addr at, int64_t n)
+{
+    return bsi_operand(at, BS_DTYPE_F32, n, BSI_READWRITE);
+}
+
 /* Launch on the compute queue and pump. */
 bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call);
+typedef struct bsi_expand { /* to = from * scale, from one element type to another */
+    bsi_addr from, to;
+    bs_dtype stored, out;
+    int64_t n;
+    double scale;
+} bsi_expand;
+bs_status bsi_expand_launch(bs_engine *e, const bsi_expand *x, const char *label);
 /* Wait for the compute queue's present end (event, not the whole device). */
 bs_status bsi_engine_drain(bs_engine *e);
 /* Small pinned read-back buffer: copy n bytes from device, wait, deliver. */

@@ -3,8 +3,9 @@
 ** manifest.c: where each block's bytes are. Built call by call, then frozen by bs_manifest_finish,
 *which
 ** opens the files and computes the three layouts of a block: aligned extents (disk and host slot), the
-** canonical device layout, and the f32 expansion. Owner thread. After finish nothing changes and every
-** pointer handed out stays; before it, pointers last until the next add.
+** canonical device layout, and the expansion to the compute dtype. Owner thread. After finish nothing
+** but the expansion changes and every pointer handed out stays; before it, pointers last until the
+** next add.
 */
 #include "base/json.h"
 #include "io/private.h"
@@ -30,6 +31,7 @@ struct bs_manifest {
     bsi_rows_info *rows;
     int n_files, n_blocks, n_rows, cap_files, cap_blocks, cap_rows;
     bool finished;
+    bs_dtype compute;
     uint64_t digest;
     size_t align;
 };
@@ -258,7 +260,7 @@ static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **
     b->info.raw_bytes = bsi_round_up(end, BSI_EXTENT_ALIGN);
 }
 
-static void make_layout(block *b)
+static void make_layout(block *b, bs_dtype compute)
 {
     uint64_t slot = 0, expand = 0, payload = 0;
     for (int i = 0; i < b->info.n_tensors; i++) {
@@ -266,9 +268,12 @@ static void make_layout(block *b)
         payload += t->bytes;
         t->slot_offset = slot;
         slot = bsi_round_up(slot + t->bytes, PLACE);
-        if (t->dtype != BS_DTYPE_F32) {
+        t->compute = compute;
+        t->expand_offset = UINT64_MAX;
+        if (t->dtype != compute) {
             t->expand_offset = expand;
-            expand = bsi_round_up(expand + t->bytes / bs_dtype_size(t->dtype) * 4, PLACE);
+            expand = bsi_round_up(expand + t->bytes / bs_dtype_size(t->dtype) * bs_dtype_size(compute),
+                                  PLACE);
         }
     }
     b->info.payload_bytes = payload;
@@ -292,7 +297,7 @@ static bs_status finish_block(const bs_manifest *m, block *b)
             order[i] = &b->tensor[i];
         qsort(order, n, sizeof *order, by_place);
         make_extents(m, b, order);
-        make_layout(b);
+        make_layout(b, m->compute);
     }
     bsi_free(order);
     return ok ? BS_OK : BS_NOMEM;
@@ -348,6 +353,17 @@ static uint64_t digest(const bs_manifest *m)
         h = mix_number(mix_number(h, (uint64_t)r->file), r->file_offset);
     }
     return h;
+}
+
+bs_status bs_manifest_compute(bs_manifest *m, bs_dtype compute)
+{
+    if (compute != BS_DTYPE_F32 && compute != BS_DTYPE_BF16)
+        return bsi_fail(BS_DTYPE, "manifest: nothing computes in %s; f32 and bf16 are possible",
+                        bs_dtype_name(compute));
+    m->compute = compute;
+    for (int i = 0; m->finished && i < m->n_blocks; i++)
+        make_layout(&m->block[i], compute);
+    return BS_OK;
 }
 
 bs_status bs_manifest_finish(bs_manifest *m)

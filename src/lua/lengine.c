@@ -41,9 +41,10 @@ static int l_device_props(lua_State *L)
     bs_dev_props p;
     const bs_dev *dev = bsl_check(L, 1, &bsl_device_type);
     bs_dev_props_get(dev, &p);
-    lua_createtable(L, 0, 4);
+    lua_createtable(L, 0, 5);
     bsl_setstr(L, "name", p.name);
     bsl_setbool(L, "executes", p.executes);
+    bsl_setbool(L, "bf16", p.bf16);
     bsl_setint(L, "alignment", (lua_Integer)p.alignment);
     bsl_setint(L, "total_bytes", (lua_Integer)p.total_bytes);
     return 1;
@@ -73,21 +74,28 @@ static bs_engine *check_engine(lua_State *L)
 
 static int l_engine_open(lua_State *L)
 {
+    typedef struct args {
+        bs_engine_cfg cfg;
+        const char *compute;
+    } args;
     static const bsl_option spec[] = {
         {"device", BSL_ANY, 0, true},
-        {"pool_bytes", BSL_SIZE, offsetof(bs_engine_cfg, pool_bytes), false},
-        {"expand_bytes", BSL_SIZE, offsetof(bs_engine_cfg, expand_bytes), false},
-        {"n_blocks", BSL_INT, offsetof(bs_engine_cfg, n_blocks), false},
-        {"seed", BSL_U64, offsetof(bs_engine_cfg, seed), false},
+        {"compute", BSL_STR, offsetof(args, compute), false},
+        {"pool_bytes", BSL_SIZE, offsetof(args, cfg.pool_bytes), false},
+        {"expand_bytes", BSL_SIZE, offsetof(args, cfg.expand_bytes), false},
+        {"n_blocks", BSL_INT, offsetof(args, cfg.n_blocks), false},
+        {"seed", BSL_U64, offsetof(args, cfg.seed), false},
         {NULL, BSL_ANY, 0, false}};
-    bs_engine_cfg cfg = {0};
-    bsl_options(L, 1, spec, &cfg);
-    cfg.dev = bsl_optionbox(L, 1, "device", &bsl_device_type, true);
+    args a = {.compute = "f32"};
+    bsl_options(L, 1, spec, &a);
+    if (!bs_dtype_parse(a.compute, &a.cfg.compute))
+        luaL_argerror(L, 1, lua_pushfstring(L, "option 'compute': unknown dtype '%s'", a.compute));
+    a.cfg.dev = bsl_optionbox(L, 1, "device", &bsl_device_type, true);
     int device = lua_gettop(L);
     bsl_box *box = bsl_newbox(L, &bsl_engine_type);
     bsl_borrow(L, box, 0, device);
     bs_engine *e = NULL;
-    bs_status st = bs_engine_open(&cfg, &e);
+    bs_status st = bs_engine_open(&a.cfg, &e);
     box->h = e;
     bsl_try(L, st, "bs.engine.open");
     return 1;

@@ -50,7 +50,7 @@ static int l_open(lua_State *L)
     return 1;
 }
 
-/* bs.head.bytes({micros =, tokens =, rows =}, options of open) -> device bytes */
+/* bs.head.bytes({micros =, tokens =, rows =}, options of open [, the engine's dtype]) -> bytes */
 static int l_bytes(lua_State *L)
 {
     bs_batch_cfg batch;
@@ -58,7 +58,8 @@ static int l_bytes(lua_State *L)
     size_t device = 0;
     bsl_batchcfg(L, 1, &batch);
     bsl_options(L, 2, options, &cfg);
-    bsl_try(L, bs_head_bytes(&batch, &cfg, &device), "bs.head.bytes");
+    bs_dtype compute = lua_isnoneornil(L, 3) ? BS_DTYPE_F32 : bsl_checkdtype(L, 3);
+    bsl_try(L, bs_head_bytes(&batch, &cfg, compute, &device), "bs.head.bytes");
     lua_pushinteger(L, (lua_Integer)device);
     return 1;
 }

@@ -93,6 +93,14 @@ static int l_rows(lua_State *L)
     return push_id(L, st, "bs.manifest.rows", id);
 }
 
+/* m:compute(dtype): what engines compute in */
+static int l_compute(lua_State *L)
+{
+    bs_manifest *m = check(L);
+    bsl_try(L, bs_manifest_compute(m, bsl_checkdtype(L, 2)), "bs.manifest.compute");
+    return 0;
+}
+
 static int l_finish(lua_State *L)
 {
     bsl_try(L, bs_manifest_finish(check(L)), "bs.manifest.finish");
@@ -185,6 +193,7 @@ static const luaL_Reg methods[] = {{"alignment", l_alignment},
                                    {"block", l_block},
                                    {"block_info", l_block_info},
                                    {"blocks", l_blocks},
+                                   {"compute", l_compute},
                                    {"digest", l_digest},
                                    {"file", l_file},
                                    {"find", l_find},

@@ -456,6 +456,15 @@ static int l_accumulate(lua_State *L)
     return 0;
 }
 
+/* activation(x): x as ops take it */
+static int l_activation(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_activation(x, &y);
+    return finish(L, box, y, st, "bs.op.activation");
+}
+
 /* from_array(engine, array) */
 static int l_from_array(lua_State *L)
 {
@@ -478,6 +487,7 @@ static const luaL_Reg tensor_meta[] = {
     {"__add", l_add}, {"__mul", l_times}, {"__tostring", l_tostring}, {NULL, NULL}};
 static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"act", l_act},
+                               {"activation", l_activation},
                                {"add", l_add},
                                {"attention", l_attention},
                                {"columns", l_columns},

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** rows.c: row tables (embeddings). A table is never a block: single rows are gathered on the host. Home
-*ram
-** reads the whole table once; home disk reads, per micro-batch, the aligned supersets of the rows that
-*its
-** ids name, merged where they touch. Rows are packed in token order, as stored, into one of two pinned
-** staging buffers, copied to the device and expanded to f32 (times scale) into the store, all on the
-*compute
-** queue. A staging buffer is used again when its copy has been seen done. Owner thread only.
+** rows.c: row tables (embeddings). A table is never a block: single rows are gathered on the host.
+** Home ram reads the whole table once; home disk reads, per micro-batch, the aligned supersets of the
+** rows that its ids name, merged where they touch. Rows are packed in token order, as stored, into one
+** of two pinned staging buffers, copied to the device and expanded (times scale) to the dtype of the
+** store's key, all on the compute queue. A staging buffer is used again when its copy has been seen
+** done. Owner thread only.
 */
 #include "stream/stream.h"
 
@@ -249,24 +247,13 @@ static bs_status check_key(const bs_rows *r, const bs_store *s, int key)
     const bs_store_key *k = bsi_store_key(s, key);
     if (!k)
         return bsi_fail(BS_ARG, "rows: table '%s': store key %d does not exist", r->name, key);
-    if (k->dtype != BS_DTYPE_F32 || k->channels != r->info->cols)
-        return bsi_fail(BS_SHAPE,
-                        "rows: table '%s' has %lld columns and gives f32, key '%s' holds %s of %lld",
-                        r->name, (long long)r->info->cols, k->name, bs_dtype_name(k->dtype),
-                        (long long)k->channels);
+    if ((k->dtype != BS_DTYPE_F32 && k->dtype != BS_DTYPE_BF16) || k->channels != r->info->cols)
+        return bsi_fail(
+            BS_SHAPE,
+            "rows: table '%s' has %lld columns and gives f32 or bf16, key '%s' holds %s of %lld",
+            r->name, (long long)r->info->cols, k->name, bs_dtype_name(k->dtype),
+            (long long)k->channels);
     return BS_OK;
-}
-
-static bs_status expand(bs_rows *r, bsi_addr to, int64_t tokens, double scale)
-{
-    int64_t n = tokens * r->info->cols;
-    bsi_kcall call = {.op = BSK_EXPAND, .n_args = 2, .label = "rows: expand"};
-    call.arg[0] = (bsi_arg){r->device, (size_t)tokens * r->z.row_bytes, BSI_READ};
-    call.arg[1] = (bsi_arg){to, (size_t)n * sizeof(float), BSI_WRITE};
-    call.n[0] = r->info->dtype;
-    call.n[1] = n;
-    call.f[0] = scale;
-    return bsi_engine_launch(r->e, &call);
 }
 
 bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double scale)
@@ -290,7 +277,13 @@ bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double sca
         BSI_TRY(bsi_copy(r->e->compute, r->device, (bsi_addr){staging, 0}, bytes));
         BSI_TRY(bsi_event_record(r->sent[r->next], r->e->compute));
         r->next ^= 1;
-        BSI_TRY(expand(r, to, tokens, scale));
+        bsi_expand x = {.from = r->device,
+                        .to = to,
+                        .stored = r->info->dtype,
+                        .out = bsi_store_key(s, key)->dtype,
+                        .n = tokens * r->info->cols,
+                        .scale = scale};
+        BSI_TRY(bsi_expand_launch(r->e, &x, "rows: expand"));
     }
     return bsi_store_written(s, key, micro, tokens);
 }
@@ -321,11 +314,11 @@ bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale
                         (long long)dy.rows, (long long)n);
     if (n == 0)
         return BS_OK;
-    bsi_kcall call = {.op = BSK_SCATTER_ROWS, .n_args = 3, .label = "rows: gradient"};
-    call.arg[0] = (bsi_arg){bsi_place_addr(&dy), (size_t)(n * cols) * sizeof(float), BSI_READ};
+    bsi_kcall call = {
+        .op = BSK_SCATTER_ROWS, .n_args = 3, .dtype = dy.dtype, .label = "rows: gradient"};
+    call.arg[0] = bsi_operand(bsi_place_addr(&dy), dy.dtype, n * cols, BSI_READ);
     call.arg[1] = (bsi_arg){b->dev_ids, (size_t)n * sizeof(int32_t), BSI_READ};
-    call.arg[2] =
-        (bsi_arg){bsi_place_addr(acc), (size_t)(acc->rows * cols) * sizeof(float), BSI_READWRITE};
+    call.arg[2] = bsi_update_f32(bsi_place_addr(acc), acc->rows * cols);
     call.n[0] = n;
     call.n[1] = cols;
     call.f[0] = scale;

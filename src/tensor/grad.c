@@ -30,14 +30,14 @@ static bs_status rmsnorm_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     BSI_TRY(bsi_grad_open_add(s, node->in[0], &dx, &add));
     bsi_kcall c = {
         .op = BSK_RMSNORM_BWD, .n_args = 6, .n = {T, C, node->n[2], add}, .label = "rmsnorm backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, T * C);
-    c.arg[1] = bsi_read_f32(wa, C);
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, T * C);
+    c.arg[1] = bsi_act_read(s->e, wa, C);
     c.arg[2] = bsi_read_f32(node->saved[1]->at, T);
-    c.arg[3] = bsi_read_f32(dy->at, T * C);
-    c.arg[4] = add ? bsi_update_f32(dx->at, T * C) : bsi_write_f32(dx->at, T * C);
+    c.arg[3] = bsi_act_read(s->e, dy->at, T * C);
+    c.arg[4] = add ? bsi_act_update(s->e, dx->at, T * C) : bsi_act_write(s->e, dx->at, T * C);
     if (w->ref.grad.mem)
         c.arg[5] = bsi_update_f32(w->ref.grad, C);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -52,16 +52,16 @@ static bs_status layernorm_rule(bsi_space *s, const bsi_node *node, bsi_value *d
     BSI_TRY(bsi_grad_open_add(s, node->in[0], &dx, &add));
     bsi_kcall c = {
         .op = BSK_LAYERNORM_BWD, .n_args = 7, .n = {T, C, add}, .label = "layernorm backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, T * C);
-    c.arg[1] = bsi_read_f32(wa, C);
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, T * C);
+    c.arg[1] = bsi_act_read(s->e, wa, C);
     c.arg[2] = bsi_read_f32(node->saved[1]->at, 2 * T);
-    c.arg[3] = bsi_read_f32(dy->at, T * C);
-    c.arg[4] = add ? bsi_update_f32(dx->at, T * C) : bsi_write_f32(dx->at, T * C);
+    c.arg[3] = bsi_act_read(s->e, dy->at, T * C);
+    c.arg[4] = add ? bsi_act_update(s->e, dx->at, T * C) : bsi_act_write(s->e, dx->at, T * C);
     if (w->ref.grad.mem)
         c.arg[5] = bsi_update_f32(w->ref.grad, C);
     if (b->ref.grad.mem)
         c.arg[6] = bsi_update_f32(b->ref.grad, C);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -90,15 +90,15 @@ static bs_status attention_rule(bsi_space *s, const bsi_node *node, bsi_value *d
     for (int i = 0; i < 7; i++)
         c.n[i] = n[i];
     for (int i = 0; i < 3; i++)
-        c.arg[i] = bsi_read_f32(node->saved[i]->at, i == 0 ? q : kv);
+        c.arg[i] = bsi_act_read(s->e, node->saved[i]->at, i == 0 ? q : kv);
     c.arg[3] = (bsi_arg){m->cu, (size_t)(n[4] + 1) * sizeof(int32_t), BSI_READ};
-    c.arg[4] = bsi_read_f32(node->saved[3]->at, q);
+    c.arg[4] = bsi_act_read(s->e, node->saved[3]->at, q);
     c.arg[5] = bsi_read_f32(node->saved[4]->at, n[0] * n[1]);
-    c.arg[6] = bsi_read_f32(dy->at, q);
+    c.arg[6] = bsi_act_read(s->e, dy->at, q);
     for (int i = 0; i < 3; i++)
-        c.arg[7 + i] = bsi_write_f32(g[i]->at, i == 0 ? q : kv);
+        c.arg[7 + i] = bsi_act_write(s->e, g[i]->at, i == 0 ? q : kv);
     c.arg[10] = (bsi_arg){scratch, bytes, BSI_WRITE};
-    bs_status st = bsi_engine_launch(s->e, &c);
+    bs_status st = bsi_op_launch(s->e, &c);
     bsi_arena_give(s->e->pool, scratch, bytes);
     return close_grads(st, s, 3, node->in, g);
 }
@@ -110,12 +110,12 @@ static bs_status glu_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     for (int i = 0; i < 2; i++)
         BSI_TRY(bsi_grad_open(s, node->in[i], &g[i]));
     bsi_kcall c = {.op = BSK_GLU_BWD, .n_args = 5, .n = {N, node->n[1]}, .label = "glu backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, N);
-    c.arg[1] = bsi_read_f32(node->saved[1]->at, N);
-    c.arg[2] = bsi_read_f32(dy->at, N);
-    c.arg[3] = bsi_write_f32(g[0]->at, N);
-    c.arg[4] = bsi_write_f32(g[1]->at, N);
-    return close_grads(bsi_engine_launch(s->e, &c), s, 2, node->in, g);
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, N);
+    c.arg[1] = bsi_act_read(s->e, node->saved[1]->at, N);
+    c.arg[2] = bsi_act_read(s->e, dy->at, N);
+    c.arg[3] = bsi_act_write(s->e, g[0]->at, N);
+    c.arg[4] = bsi_act_write(s->e, g[1]->at, N);
+    return close_grads(bsi_op_launch(s->e, &c), s, 2, node->in, g);
 }
 
 static bs_status act_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
@@ -124,10 +124,10 @@ static bs_status act_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     bsi_value *dx;
     BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
     bsi_kcall c = {.op = BSK_ACT_BWD, .n_args = 3, .n = {N, node->n[1]}, .label = "act backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, N);
-    c.arg[1] = bsi_read_f32(dy->at, N);
-    c.arg[2] = bsi_write_f32(dx->at, N);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, N);
+    c.arg[1] = bsi_act_read(s->e, dy->at, N);
+    c.arg[2] = bsi_act_write(s->e, dx->at, N);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -146,10 +146,10 @@ static bs_status mul_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
             continue;
         BSI_TRY(bsi_grad_open(s, v, &g));
         bsi_kcall c = {.op = BSK_MUL, .n_args = 3, .n = {N}, .label = "mul backward"};
-        c.arg[0] = bsi_read_f32(dy->at, N);
-        c.arg[1] = bsi_read_f32(node->in[1 - i]->at, N);
-        c.arg[2] = bsi_write_f32(g->at, N);
-        BSI_TRY(bsi_engine_launch(s->e, &c));
+        c.arg[0] = bsi_act_read(s->e, dy->at, N);
+        c.arg[1] = bsi_act_read(s->e, node->in[1 - i]->at, N);
+        c.arg[2] = bsi_act_write(s->e, g->at, N);
+        BSI_TRY(bsi_op_launch(s->e, &c));
         BSI_TRY(bsi_grad_close(s, v, g));
     }
     return BS_OK;
@@ -162,9 +162,9 @@ static bs_status scale_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
     bsi_kcall c = {
         .op = BSK_SCALE, .n_args = 2, .n = {N}, .f = {node->f[0]}, .label = "scale backward"};
-    c.arg[0] = bsi_read_f32(dy->at, N);
-    c.arg[1] = bsi_write_f32(dx->at, N);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    c.arg[0] = bsi_act_read(s->e, dy->at, N);
+    c.arg[1] = bsi_act_write(s->e, dx->at, N);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -174,10 +174,10 @@ static bs_status softmax_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     bsi_value *dx;
     BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
     bsi_kcall c = {.op = BSK_SOFTMAX_BWD, .n_args = 3, .n = {T, C}, .label = "softmax backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, T * C);
-    c.arg[1] = bsi_read_f32(dy->at, T * C);
-    c.arg[2] = bsi_write_f32(dx->at, T * C);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, T * C);
+    c.arg[1] = bsi_act_read(s->e, dy->at, T * C);
+    c.arg[2] = bsi_act_write(s->e, dx->at, T * C);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -188,9 +188,9 @@ static bs_status columns_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
     bsi_kcall c = {
         .op = BSK_COLUMNS_BWD, .n_args = 2, .n = {n[0], n[1], n[2], n[3]}, .label = "columns backward"};
-    c.arg[0] = bsi_read_f32(dy->at, n[0] * n[3]);
-    c.arg[1] = bsi_write_f32(dx->at, n[0] * n[1]);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    c.arg[0] = bsi_act_read(s->e, dy->at, n[0] * n[3]);
+    c.arg[1] = bsi_act_write(s->e, dx->at, n[0] * n[1]);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -204,12 +204,12 @@ static bs_status row_scale_rule(bsi_space *s, const bsi_node *node, bsi_value *d
                    .n_args = 5,
                    .n = {n[0], n[1], n[2], n[3]},
                    .label = "row_scale backward"};
-    c.arg[0] = bsi_read_f32(node->saved[0]->at, n[0] * n[1]);
-    c.arg[1] = bsi_read_f32(node->saved[1]->at, n[0] * n[2]);
-    c.arg[2] = bsi_read_f32(dy->at, n[0] * n[1]);
-    c.arg[3] = bsi_write_f32(g[0]->at, n[0] * n[1]);
-    c.arg[4] = bsi_write_f32(g[1]->at, n[0] * n[2]);
-    return close_grads(bsi_engine_launch(s->e, &c), s, 2, node->in, g);
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, n[0] * n[1]);
+    c.arg[1] = bsi_act_read(s->e, node->saved[1]->at, n[0] * n[2]);
+    c.arg[2] = bsi_act_read(s->e, dy->at, n[0] * n[1]);
+    c.arg[3] = bsi_act_write(s->e, g[0]->at, n[0] * n[1]);
+    c.arg[4] = bsi_act_write(s->e, g[1]->at, n[0] * n[2]);
+    return close_grads(bsi_op_launch(s->e, &c), s, 2, node->in, g);
 }
 
 /* dx = 0; dx[label_at[i]] += dy[i]. Zeroed also where a gradient is there already: one path, one order.
@@ -221,13 +221,17 @@ static bs_status labelled_rule(bsi_space *s, const bsi_node *node, bsi_value *dy
     bsi_value *dx, *x = node->in[0];
     BSI_TRY(bsi_grad_open(s, x, &dx));
     if (x->count)
-        BSI_TRY(bsi_fill(s->e->compute, dx->at, 0, (size_t)x->count * sizeof(float)));
-    bsi_kcall c = {
-        .op = BSK_SCATTER_ROWS, .n_args = 3, .n = {n, C}, .f = {1.0}, .label = "labelled backward"};
-    c.arg[0] = bsi_read_f32(dy->at, n * C);
+        BSI_TRY(bsi_fill(s->e->compute, dx->at, 0, (size_t)x->count * bs_dtype_size(x->dtype)));
+    bsi_kcall c = {.op = BSK_SCATTER_ROWS,
+                   .n_args = 3,
+                   .n = {n, C},
+                   .f = {1.0},
+                   .out = dx->dtype,
+                   .label = "labelled backward"};
+    c.arg[0] = bsi_act_read(s->e, dy->at, n * C);
     c.arg[1] = (bsi_arg){m->label_at, (size_t)n * sizeof(int32_t), BSI_READ};
-    c.arg[2] = bsi_update_f32(dx->at, x->count);
-    BSI_TRY(bsi_engine_launch(s->e, &c));
+    c.arg[2] = bsi_act_update(s->e, dx->at, x->count);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, x, dx);
 }
 

@@ -82,14 +82,15 @@ static bs_status norm_run(bsi_space *s, bsi_op op, bs_tensor *x, const bs_weight
     int64_t T = c->n[0], C = c->n[1];
     BSI_TRY(like(s, x, x, &y));
     bool trainable = w->ref.grad.mem || (b && b->ref.grad.mem);
-    bs_status st = bsi_value_new(s, x->dim[0], x->capacity, bsi_tensor_row(x) / C * each, &stats);
+    bs_status st = bsi_value_new(s, BS_DTYPE_F32, x->dim[0], x->capacity,
+                                 bsi_tensor_row(x) / C * each, &stats);
     if (st != BS_OK)
         return finish(st, op, y, out);
-    c->arg[0] = bsi_read_f32(x->value->at, T * C);
-    c->arg[n - 2] = bsi_write_f32(y->value->at, T * C);
+    c->arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    c->arg[n - 2] = bsi_act_write(s->e, y->value->at, T * C);
     c->arg[n - 1] = bsi_write_f32(stats->at, T * each);
     c->label = bsi_op_name(op);
-    st = bsi_engine_launch(s->e, c);
+    st = bsi_op_launch(s->e, c);
     if (!bsi_tape_wants(s, 1, &x, trainable)) {
         bsi_value_free(s, stats);
     } else if (st == BS_OK && (st = bsi_node_new(s, op, 1, &x, y->value, &node)) == BS_OK) {
@@ -112,7 +113,7 @@ bs_status bs_op_rmsnorm(bs_tensor *x, bs_weight *w, double eps, bool one_plus, b
     bsi_hash_ints(s, 3, (int64_t[]){w->ref.block, C, one_plus});
     BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
     bsi_kcall c = {.op = BSK_RMSNORM, .n_args = 4, .n = {x->value->count / C, C, one_plus}, .f = {eps}};
-    c.arg[1] = bsi_read_f32(wa, C);
+    c.arg[1] = bsi_act_read(s->e, wa, C);
     return norm_run(s, BSI_OP_RMSNORM, x, w, NULL, &c, 1, out);
 }
 
@@ -133,8 +134,8 @@ bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps, 
     BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
     BSI_TRY(bsi_wref_addr(s->e, &b->ref, &ba));
     bsi_kcall c = {.op = BSK_LAYERNORM, .n_args = 5, .n = {x->value->count / C, C}, .f = {eps}};
-    c.arg[1] = bsi_read_f32(wa, C);
-    c.arg[2] = bsi_read_f32(ba, C);
+    c.arg[1] = bsi_act_read(s->e, wa, C);
+    c.arg[2] = bsi_act_read(s->e, ba, C);
     return norm_run(s, BSI_OP_LAYERNORM, x, w, b, &c, 2, out);
 }
 
@@ -153,9 +154,9 @@ static bs_status unary(bsi_op op, bsk_op kernel, bs_tensor *x, bool act, int64_t
     BSI_TRY(like(s, x, x, &y));
     int64_t N = x->value->count;
     bsi_kcall c = {.op = kernel, .n_args = 2, .n = {N, n1}, .f = {f}, .label = bsi_op_name(op)};
-    c.arg[0] = bsi_read_f32(x->value->at, N);
-    c.arg[1] = bsi_write_f32(y->value->at, N);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_read(s->e, x->value->at, N);
+    c.arg[1] = bsi_act_write(s->e, y->value->at, N);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
         (st = bsi_node_new(s, op, 1, &x, y->value, &node)) == BS_OK) {
         node->n[0] = N;
@@ -197,10 +198,10 @@ static bs_status binary(bsi_op op, bsk_op kernel, bs_tensor *a, bs_tensor *b, in
     BSI_TRY(like(s, a, b, &y));
     int64_t N = a->value->count;
     bsi_kcall c = {.op = kernel, .n_args = 3, .n = {N, n1}, .label = bsi_op_name(op)};
-    c.arg[0] = bsi_read_f32(a->value->at, N);
-    c.arg[1] = bsi_read_f32(b->value->at, N);
-    c.arg[2] = bsi_write_f32(y->value->at, N);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_read(s->e, a->value->at, N);
+    c.arg[1] = bsi_act_read(s->e, b->value->at, N);
+    c.arg[2] = bsi_act_write(s->e, y->value->at, N);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 2, in, false) &&
         (st = bsi_node_new(s, op, 2, in, y->value, &node)) == BS_OK) {
         node->n[0] = N;
@@ -236,14 +237,58 @@ bs_status bs_op_accumulate(bs_tensor *acc, bs_tensor *x)
     BSI_TRY(bsi_tensor_check(x, "accumulate"));
     if (acc->space != x->space)
         return bsi_fail(BS_ARG, "accumulate: tensors of two engines");
-    if (acc->dtype != BS_DTYPE_F32 || x->dtype != BS_DTYPE_F32)
-        return bsi_fail(BS_DTYPE, "accumulate: %s += %s; both must be f32", bs_dtype_name(acc->dtype),
-                        bs_dtype_name(x->dtype));
+    bs_engine *e = x->space->e;
+    if ((x->dtype != BS_DTYPE_F32 && x->dtype != e->dtype) ||
+        (acc->dtype != BS_DTYPE_F32 && acc->dtype != x->dtype))
+        return bsi_fail(BS_DTYPE, "accumulate: %s += %s; an activation goes into f32 or its own dtype",
+                        bs_dtype_name(acc->dtype), bs_dtype_name(x->dtype));
     if (acc->value->owned || acc->value->wanted || acc->value->uses)
         return bsi_fail(BS_STATE,
                         "accumulate: the target must come from a store and not be on the tape");
     BSI_TRY(same_shape("accumulate", acc, x));
-    return bsi_axpy_launch(acc->space->e, x->value->at, acc->value->at, x->value->count, 1.0);
+    int64_t N = x->value->count;
+    bsi_kcall c = {.op = BSK_AXPY,
+                   .n_args = 2,
+                   .n = {N},
+                   .f = {1.0},
+                   .dtype = x->dtype,
+                   .out = acc->dtype,
+                   .label = "accumulate"};
+    c.arg[0] = bsi_operand(x->value->at, x->dtype, N, BSI_READ);
+    c.arg[1] = bsi_operand(acc->value->at, acc->dtype, N, BSI_READWRITE);
+    return bsi_engine_launch(e, &c);
+}
+
+bs_status bs_op_activation(bs_tensor *x, bs_tensor **out)
+{
+    bs_tensor *y;
+    BSI_TRY(bsi_tensor_check(x, "activation"));
+    bsi_space *s = x->space;
+    bs_engine *e = s->e;
+    if (x->dtype == e->dtype) {
+        bs_tensor_retain(x);
+        *out = x;
+        return BS_OK;
+    }
+    if (x->dtype != BS_DTYPE_F32 && x->dtype != BS_DTYPE_BF16 && x->dtype != BS_DTYPE_F16)
+        return bsi_fail(BS_DTYPE, "activation: %s cannot be made %s", bs_dtype_name(x->dtype),
+                        bs_dtype_name(e->dtype));
+    if (s->walked)
+        return bsi_fail(BS_STATE, "activation: scope '%s' has run its backward pass", s->label->text);
+    BSI_TRY(like(s, x, x, &y));
+    bsi_expand cast = {.from = x->value->at,
+                       .to = y->value->at,
+                       .stored = x->dtype,
+                       .out = e->dtype,
+                       .n = x->value->count,
+                       .scale = 1.0};
+    bs_status st = bsi_expand_launch(e, &cast, "activation");
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return st;
+    }
+    *out = y;
+    return BS_OK;
 }
 
 /* ---- along rows
@@ -259,9 +304,9 @@ bs_status bs_op_softmax(bs_tensor *x, bs_tensor **out)
     BSI_TRY(like(s, x, x, &y));
     int64_t N = x->value->count, C = x->dim[x->ndim - 1];
     bsi_kcall c = {.op = BSK_SOFTMAX, .n_args = 2, .n = {N / C, C}, .label = "softmax"};
-    c.arg[0] = bsi_read_f32(x->value->at, N);
-    c.arg[1] = bsi_write_f32(y->value->at, N);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_read(s->e, x->value->at, N);
+    c.arg[1] = bsi_act_write(s->e, y->value->at, N);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
         (st = bsi_node_new(s, BSI_OP_SOFTMAX, 1, &x, y->value, &node)) == BS_OK) {
         node->n[0] = N / C;
@@ -286,9 +331,9 @@ bs_status bs_op_columns(bs_tensor *x, int64_t first, int64_t n, bs_tensor **out)
     bsi_hash_ints(s, 2, (int64_t[]){first, n});
     BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){T, n}, x->capacity, &y));
     bsi_kcall c = {.op = BSK_COLUMNS, .n_args = 2, .n = {T, C, first, n}, .label = "columns"};
-    c.arg[0] = bsi_read_f32(x->value->at, T * C);
-    c.arg[1] = bsi_write_f32(y->value->at, T * n);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    c.arg[1] = bsi_act_write(s->e, y->value->at, T * n);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
         (st = bsi_node_new(s, BSI_OP_COLUMNS, 1, &x, y->value, &node)) == BS_OK) {
         for (int i = 0; i < 4; i++)
@@ -314,10 +359,10 @@ bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_t column, bs_tensor 
     bsi_hash_ints(s, 1, &column);
     BSI_TRY(like(s, x, x, &y));
     bsi_kcall c = {.op = BSK_ROW_SCALE, .n_args = 3, .n = {T, C, G, column}, .label = "row_scale"};
-    c.arg[0] = bsi_read_f32(x->value->at, T * C);
-    c.arg[1] = bsi_read_f32(g->value->at, T * G);
-    c.arg[2] = bsi_write_f32(y->value->at, T * C);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    c.arg[1] = bsi_act_read(s->e, g->value->at, T * G);
+    c.arg[2] = bsi_act_write(s->e, y->value->at, T * C);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 2, in, false) &&
         (st = bsi_node_new(s, BSI_OP_ROW_SCALE, 2, in, y->value, &node)) == BS_OK) {
         for (int i = 0; i < 4; i++)

@@ -19,12 +19,12 @@ bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label)
         .n_args = 3,
         .n = {g->ta, g->tb, g->M, g->N, g->K, g->ta ? g->M : g->K, g->tb ? g->K : g->N, g->N},
         .f = {g->alpha, g->beta},
+        .out = g->sums ? BS_DTYPE_F32 : e->dtype,
         .label = label};
-    c.arg[0] = bsi_read_f32(g->a, g->M * g->K);
-    c.arg[1] = bsi_read_f32(g->b, g->K * g->N);
-    c.arg[2] = (bsi_arg){g->c, (size_t)(g->M * g->N) * sizeof(float),
-                         g->beta == 0.0 ? BSI_WRITE : BSI_READWRITE};
-    return bsi_engine_launch(e, &c);
+    c.arg[0] = bsi_act_read(e, g->a, g->M * g->K);
+    c.arg[1] = bsi_act_read(e, g->b, g->K * g->N);
+    c.arg[2] = bsi_operand(g->c, c.out, g->M * g->N, g->beta == 0.0 ? BSI_WRITE : BSI_READWRITE);
+    return bsi_op_launch(e, &c);
 }
 
 typedef struct scratch { /* op-internal bytes: given back once the launch that reads them is issued */
@@ -35,7 +35,8 @@ typedef struct scratch { /* op-internal bytes: given back once the launch that r
 static bs_status take(bs_engine *e, int64_t capacity, int64_t row, scratch *out)
 {
     size_t n;
-    if (!bsi_mul_size((size_t)capacity, (size_t)row, &n) || !bsi_mul_size(n, sizeof(float), &n))
+    if (!bsi_mul_size((size_t)capacity, (size_t)row, &n) ||
+        !bsi_mul_size(n, bs_dtype_size(e->dtype), &n))
         return bsi_fail(BS_SHAPE, "linear: scratch of %lld rows of %lld elements is too large",
                         (long long)capacity, (long long)row);
     BSI_TRY(bsi_arena_take(e->pool, n, &out->at));
@@ -60,11 +61,11 @@ static bs_status dropout(bsi_space *s, const bs_linear *l, const int64_t *n, bsi
                    .n = {T, l->in, l->key[0], l->key[1], n[N_STEP]},
                    .f = {l->dropout},
                    .label = "dropout"};
-    c.arg[0] = bsi_read_f32(x, count);
+    c.arg[0] = bsi_act_read(s->e, x, count);
     c.arg[1] = (bsi_arg){m->row_id, (size_t)T * sizeof(int32_t), BSI_READ};
     c.arg[2] = (bsi_arg){m->pos, (size_t)T * sizeof(int32_t), BSI_READ};
-    c.arg[3] = bsi_write_f32(y, count);
-    return bsi_engine_launch(s->e, &c);
+    c.arg[3] = bsi_act_write(s->e, y, count);
+    return bsi_op_launch(s->e, &c);
 }
 
 /* The input of the adapter: x itself, or x with dropout in scratch that the caller gives back. */
@@ -94,9 +95,9 @@ static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_a
         return BS_OK;
     BSI_TRY(bsi_wref_addr(s->e, &l->bias, &b));
     bsi_kcall c = {.op = BSK_BIAS, .n_args = 2, .n = {T, l->out}, .label = "bias"};
-    c.arg[0] = bsi_update_f32(y, T * l->out);
-    c.arg[1] = bsi_read_f32(b, l->out);
-    return bsi_engine_launch(s->e, &c);
+    c.arg[0] = bsi_act_update(s->e, y, T * l->out);
+    c.arg[1] = bsi_act_read(s->e, b, l->out);
+    return bsi_op_launch(s->e, &c);
 }
 
 /* t = drop(x) A^T; y += scale * t B^T */
@@ -188,7 +189,7 @@ bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
     bs_status st = base_forward(s, l, n[N_ROWS], x->value->at, y->value->at);
     if (st == BS_OK && l->rank) {
         if (s->tape && l->grad_b.mem)
-            st = bsi_value_new(s, x->dim[0], x->capacity, l->rank, &t);
+            st = bsi_value_new(s, s->e->dtype, x->dim[0], x->capacity, l->rank, &t);
         else
             st = take(s->e, x->capacity, l->rank, &tmp);
         if (st == BS_OK)
@@ -214,6 +215,7 @@ static bs_status base_grads(bsi_space *s, const bs_linear *l, int64_t T, bsi_add
     if (l->weight.grad.mem)
         BSI_TRY(bsi_gemm_launch(s->e,
                                 &(bsi_gemm){.ta = true,
+                                            .sums = true,
                                             .M = l->out,
                                             .N = l->in,
                                             .K = T,
@@ -226,9 +228,9 @@ static bs_status base_grads(bsi_space *s, const bs_linear *l, int64_t T, bsi_add
     if (!l->bias.grad.mem)
         return BS_OK;
     bsi_kcall c = {.op = BSK_COLSUM, .n_args = 2, .n = {T, l->out}, .label = "gradient of bias"};
-    c.arg[0] = bsi_read_f32(dy, T * l->out);
+    c.arg[0] = bsi_act_read(s->e, dy, T * l->out);
     c.arg[1] = bsi_update_f32(l->bias.grad, l->out);
-    return bsi_engine_launch(s->e, &c);
+    return bsi_op_launch(s->e, &c);
 }
 
 /* dA += u^T drop(x), u = scale * dy B [T,R] */
@@ -240,6 +242,7 @@ static bs_status grad_a(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_
     if (st == BS_OK)
         st = bsi_gemm_launch(s->e,
                              &(bsi_gemm){.ta = true,
+                                         .sums = true,
                                          .M = l->rank,
                                          .N = l->in,
                                          .K = n[N_ROWS],
@@ -323,6 +326,7 @@ bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
     if (t)
         BSI_TRY(bsi_gemm_launch(s->e,
                                 &(bsi_gemm){.ta = true,
+                                            .sums = true,
                                             .M = l->out,
                                             .N = l->rank,
                                             .K = T,

@@ -50,11 +50,11 @@ bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], 
                    .n = {thd[0], thd[1], thd[2], r->n_freq, r->style, inverse},
                    .f = {r->scaling},
                    .label = "rope"};
-    c.arg[0] = bsi_read_f32(x, N);
+    c.arg[0] = bsi_act_read(s->e, x, N);
     c.arg[1] = (bsi_arg){m->pos, (size_t)thd[0] * sizeof(int32_t), BSI_READ};
     c.arg[2] = bsi_read_f32(r->freq, r->n_freq);
-    c.arg[3] = bsi_write_f32(y, N);
-    return bsi_engine_launch(s->e, &c);
+    c.arg[3] = bsi_act_write(s->e, y, N);
+    return bsi_op_launch(s->e, &c);
 }
 
 bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
@@ -124,14 +124,14 @@ static bs_status launch_attention(bsi_space *s, const bsi_micro *m, const bsi_kc
     bsi_addr scratch;
     size_t bytes = bsk_attention_scratch(n[6], n[1], n[2], n[3]);
     BSI_TRY(bsi_arena_take(s->e->pool, bytes, &scratch));
-    c.arg[0] = bsi_read_f32(in[0]->value->at, q);
-    c.arg[1] = bsi_read_f32(in[1]->value->at, kv);
-    c.arg[2] = bsi_read_f32(in[2]->value->at, kv);
+    c.arg[0] = bsi_act_read(s->e, in[0]->value->at, q);
+    c.arg[1] = bsi_act_read(s->e, in[1]->value->at, kv);
+    c.arg[2] = bsi_act_read(s->e, in[2]->value->at, kv);
     c.arg[3] = (bsi_arg){m->cu, (size_t)(n[4] + 1) * sizeof(int32_t), BSI_READ};
-    c.arg[4] = bsi_write_f32(o, q);
+    c.arg[4] = bsi_act_write(s->e, o, q);
     c.arg[5] = bsi_write_f32(lse, n[0] * n[1]);
     c.arg[6] = (bsi_arg){scratch, bytes, BSI_WRITE};
-    bs_status st = bsi_engine_launch(s->e, &c);
+    bs_status st = bsi_op_launch(s->e, &c);
     bsi_arena_give(s->e->pool, scratch, bytes);
     return st;
 }
@@ -175,7 +175,7 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     BSI_TRY(
         bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, capacity, &y));
     bool wants = bsi_tape_wants(s, 3, in, false);
-    bs_status st = bsi_value_new(s, m->tokens, capacity, a->heads, &lse);
+    bs_status st = bsi_value_new(s, BS_DTYPE_F32, m->tokens, capacity, a->heads, &lse);
     if (st == BS_OK) {
         st = launch_attention(s, m, &c, in, y->value->at, lse->at);
         if (!wants)
@@ -205,10 +205,10 @@ bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
     int64_t n = m->labelled, C = bsi_tensor_row(x);
     BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, x->capacity, &y));
     bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "labelled"};
-    c.arg[0] = bsi_read_f32(x->value->at, x->dim[0] * C);
+    c.arg[0] = bsi_act_read(s->e, x->value->at, x->dim[0] * C);
     c.arg[1] = (bsi_arg){m->label_at, (size_t)n * sizeof(int32_t), BSI_READ};
-    c.arg[2] = bsi_write_f32(y->value->at, n * C);
-    bs_status st = bsi_engine_launch(s->e, &c);
+    c.arg[2] = bsi_act_write(s->e, y->value->at, n * C);
+    bs_status st = bsi_op_launch(s->e, &c);
     if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
         (st = bsi_node_new(s, BSI_OP_LABELLED, 1, &x, y->value, &node)) == BS_OK) {
         node->n[0] = n;

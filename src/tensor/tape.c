@@ -29,9 +29,9 @@ bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
         BSI_TRY(bsi_tensor_check(in[i], name));
         if (in[i]->space != s)
             return bsi_fail(BS_ARG, "%s: inputs are tensors of two engines", name);
-        if (in[i]->dtype != BS_DTYPE_F32)
-            return bsi_fail(BS_DTYPE, "%s: input %d is %s, activations are f32", name, i + 1,
-                            bs_dtype_name(in[i]->dtype));
+        if (in[i]->dtype != s->e->dtype)
+            return bsi_fail(BS_DTYPE, "%s: input %d is %s, activations are %s", name, i + 1,
+                            bs_dtype_name(in[i]->dtype), bs_dtype_name(s->e->dtype));
     }
     if (s->walked)
         return bsi_fail(BS_STATE, "%s: scope '%s' has run its backward pass; no op can follow", name,
@@ -84,19 +84,19 @@ void bsi_node_save(bsi_node *node, bsi_value *v)
 
 bs_status bsi_axpy_launch(bs_engine *e, bsi_addr x, bsi_addr y, int64_t n, double f)
 {
-    bsi_kcall c = {.op = BSK_AXPY, .n_args = 2, .n = {n}, .f = {f}, .label = "axpy"};
-    c.arg[0] = bsi_read_f32(x, n);
-    c.arg[1] = bsi_update_f32(y, n);
-    return bsi_engine_launch(e, &c);
+    bsi_kcall c = {.op = BSK_AXPY, .n_args = 2, .n = {n}, .f = {f}, .out = e->dtype, .label = "axpy"};
+    c.arg[0] = bsi_act_read(e, x, n);
+    c.arg[1] = bsi_act_update(e, y, n);
+    return bsi_op_launch(e, &c);
 }
 
 static bs_status add_launch(bs_engine *e, bsi_addr a, bsi_addr b, bsi_addr y, int64_t n)
 {
     bsi_kcall c = {.op = BSK_ADD, .n_args = 3, .n = {n}, .label = "add of gradients"};
-    c.arg[0] = bsi_read_f32(a, n);
-    c.arg[1] = bsi_read_f32(b, n);
-    c.arg[2] = bsi_write_f32(y, n);
-    return bsi_engine_launch(e, &c);
+    c.arg[0] = bsi_act_read(e, a, n);
+    c.arg[1] = bsi_act_read(e, b, n);
+    c.arg[2] = bsi_act_write(e, y, n);
+    return bsi_op_launch(e, &c);
 }
 
 /* Nobody but `uses` holders will read g again, and its bytes are ours. */
@@ -172,9 +172,9 @@ static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_ten
     BSI_TRY(bsi_tensor_check(g, "backward"));
     if (y->space != s || g->space != s)
         return bsi_fail(BS_ARG, "backward: a tensor belongs to another engine");
-    if (y->dtype != BS_DTYPE_F32 || g->dtype != BS_DTYPE_F32)
-        return bsi_fail(BS_DTYPE, "backward: output %s with gradient %s; both must be f32",
-                        bs_dtype_name(y->dtype), bs_dtype_name(g->dtype));
+    if (y->dtype != s->e->dtype || g->dtype != s->e->dtype)
+        return bsi_fail(BS_DTYPE, "backward: output %s with gradient %s; both must be %s",
+                        bs_dtype_name(y->dtype), bs_dtype_name(g->dtype), bs_dtype_name(s->e->dtype));
     bool same = y->ndim == g->ndim;
     for (int i = 0; same && i < y->ndim; i++)
         same = y->dim[i] == g->dim[i];

@@ -12,7 +12,7 @@
 /* ---- values
  * -------------------------------------------------------------------------------------------- */
 
-static bs_status take_value(bsi_space *s, size_t bytes, int64_t count, bsi_value **out)
+static bs_status take_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t count, bsi_value **out)
 {
     bsi_value *v = bsi_record_take(s, BSI_VALUE);
     if (!v)
@@ -22,6 +22,7 @@ static bs_status take_value(bsi_space *s, size_t bytes, int64_t count, bsi_value
         bsi_record_give(s, BSI_VALUE, v);
         return bsi_wrap(st, "scope '%s'", s->label->text);
     }
+    v->dtype = t;
     v->bytes = bytes;
     v->count = count;
     v->owned = true;
@@ -31,19 +32,20 @@ static bs_status take_value(bsi_space *s, size_t bytes, int64_t count, bsi_value
     return BS_OK;
 }
 
-bs_status bsi_value_new(bsi_space *s, int64_t rows, int64_t capacity, int64_t row, bsi_value **out)
+bs_status bsi_value_new(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
+                        bsi_value **out)
 {
     size_t bytes;
     if (!bsi_mul_size((size_t)capacity, (size_t)row, &bytes) ||
-        !bsi_mul_size(bytes, sizeof(float), &bytes))
+        !bsi_mul_size(bytes, bs_dtype_size(t), &bytes))
         return bsi_fail(BS_SHAPE, "scope '%s': a tensor of %lld rows of %lld elements is too large",
                         s->label->text, (long long)capacity, (long long)row);
-    return take_value(s, bytes, rows * row, out);
+    return take_value(s, t, bytes, rows * row, out);
 }
 
 bs_status bsi_value_like(bsi_space *s, const bsi_value *v, bsi_value **out)
 {
-    return take_value(s, v->bytes, v->count, out);
+    return take_value(s, v->dtype, v->bytes, v->count, out);
 }
 
 void bsi_value_free(bsi_space *s, bsi_value *v)
@@ -76,7 +78,7 @@ bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *d
     t->label->refs++;
     t->value = v;
     t->refs = 2;
-    t->dtype = BS_DTYPE_F32;
+    t->dtype = v->dtype;
     t->ndim = ndim;
     memcpy(t->dim, dim, (size_t)ndim * sizeof *dim);
     t->capacity = capacity;
@@ -95,7 +97,7 @@ bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t cap
         if (__builtin_mul_overflow(row, dim[i], &row))
             return bsi_fail(BS_SHAPE, "scope '%s': the row of a tensor has too many elements",
                             s->label->text);
-    BSI_TRY(bsi_value_new(s, dim[0], capacity, row, &v));
+    BSI_TRY(bsi_value_new(s, s->e->dtype, dim[0], capacity, row, &v));
     return bsi_tensor_over(s, v, ndim, dim, capacity, out);
 }
 
@@ -181,13 +183,12 @@ bs_status bs_tensor_at(bs_engine *e, const bs_place *at, bs_tensor **out)
     if (!v)
         return BS_NOMEM;
     v->at = bsi_place_addr(at);
+    v->dtype = at->dtype;
     v->count = at->rows * at->channels;
     v->bytes = (size_t)(at->capacity * at->channels) * bs_dtype_size(at->dtype);
     v->link.next = s->values;
     s->values = &v->link;
-    BSI_TRY(bsi_tensor_over(s, v, 2, (int64_t[]){at->rows, at->channels}, at->capacity, out));
-    (*out)->dtype = at->dtype;
-    return BS_OK;
+    return bsi_tensor_over(s, v, 2, (int64_t[]){at->rows, at->channels}, at->capacity, out);
 }
 
 bs_status bs_tensor_read(bs_tensor *t, bs_array **out)
@@ -208,6 +209,17 @@ bs_status bs_tensor_read(bs_tensor *t, bs_array **out)
     return BS_OK;
 }
 
+static bs_status write_array(bs_engine *e, bsi_addr to, const bs_array *a)
+{
+    bs_array *cast = NULL;
+    if (a->dtype != e->dtype)
+        BSI_TRY(bs_array_cast(a, e->dtype, &cast));
+    const bs_array *from = cast ? cast : a;
+    bs_status st = bsi_engine_write(e, to, from->data, from->bytes);
+    bs_array_free(cast);
+    return st;
+}
+
 bs_status bs_tensor_from(bs_engine *e, const bs_array *a, bs_tensor **out)
 {
     bsi_space *s;
@@ -216,13 +228,13 @@ bs_status bs_tensor_from(bs_engine *e, const bs_array *a, bs_tensor **out)
     if (s->walked)
         return bsi_fail(BS_STATE, "tensor from an array: scope '%s' has run its backward pass",
                         s->label->text);
-    if (a->dtype != BS_DTYPE_F32)
-        return bsi_fail(BS_DTYPE, "tensor from an array of %s: activations are f32; cast it first",
-                        bs_dtype_name(a->dtype));
+    if (a->dtype != BS_DTYPE_F32 && a->dtype != e->dtype)
+        return bsi_fail(BS_DTYPE, "tensor from an array of %s: activations are %s; cast it first",
+                        bs_dtype_name(a->dtype), bs_dtype_name(e->dtype));
     if (a->ndim < 1)
         return bsi_fail(BS_SHAPE, "tensor from an array without dims: [rows, channels] is expected");
     BSI_TRY(bsi_tensor_new(s, a->ndim, a->dim, a->dim[0], &t));
-    bs_status st = bsi_engine_write(e, t->value->at, a->data, a->bytes);
+    bs_status st = write_array(e, t->value->at, a);
     if (st != BS_OK) {
         bs_tensor_release(t);
         return st;
@@ -238,9 +250,9 @@ bs_status bs_tensor_want_grad(bs_tensor *t)
     if (!s->tape || s->walked)
         return bsi_fail(BS_STATE, "want_grad: scope '%s' %s", s->label->text,
                         s->tape ? "has run its backward pass" : "records no tape");
-    if (t->dtype != BS_DTYPE_F32)
-        return bsi_fail(BS_DTYPE, "want_grad: a %s tensor has no gradient, f32 is expected",
-                        bs_dtype_name(t->dtype));
+    if (t->dtype != s->e->dtype)
+        return bsi_fail(BS_DTYPE, "want_grad: a %s tensor has no gradient, %s is expected",
+                        bs_dtype_name(t->dtype), bs_dtype_name(s->e->dtype));
     if (t->value->consumed)
         return bsi_fail(BS_STATE,
                         "want_grad: scope '%s' has used this tensor already; mark it before its use",
@@ -262,7 +274,7 @@ bs_status bs_tensor_grad(bs_tensor *t, bs_tensor **out)
         return BS_OK;
     /* Shaped like the leaf, but a gradient that was handed in may live in a buffer of another capacity.
      */
-    size_t row = (size_t)bsi_tensor_row(t) * sizeof(float);
+    size_t row = (size_t)bsi_tensor_row(t) * bs_dtype_size(t->dtype);
     int64_t capacity = row ? (int64_t)(t->value->grad->bytes / row) : t->capacity;
     return bsi_tensor_over(s, t->value->grad, t->ndim, t->dim, capacity, out);
 }

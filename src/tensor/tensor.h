@@ -58,6 +58,7 @@ typedef struct bsi_label { /* a scope's name; outlives it in dead handles */
 typedef struct bsi_value {
     bsi_link link;
     bsi_addr at;
+    bs_dtype dtype; /* the engine's, or f32: statistics of an op, sums of a store */
     size_t bytes;  /* reserved, by capacity */
     int64_t count; /* elements in use */
     int uses;
@@ -77,7 +78,7 @@ struct bs_tensor {
     bsi_label *label;
     bsi_value *value; /* NULL: its scope has ended */
     int refs;         /* of callers, and one of the open scope */
-    bs_dtype dtype;
+    bs_dtype dtype; /* its value's */
     int ndim;
     int64_t dim[BS_MAX_DIMS];
     int64_t capacity; /* rows that dim 0 is allocated for */
@@ -107,7 +108,7 @@ struct bsi_space { /* e->tensors: the open scope and the free lists */
     bsi_link *tensors, *values, *nodes; /* of the open scope, newest first */
     bsi_link *idle[BSI_RECORD_COUNT];
 
-    /* Tensors whose f32 copy is in the expand region: valid for one block of one visit. */
+    /* Tensors whose copy is in the expand region: valid for one block of one visit. */
     uint64_t *expanded;
     int n_expanded, cap_expanded, expand_block;
     uint64_t expand_generation;
@@ -133,8 +134,9 @@ void bsi_hash_text(bsi_space *s, const char *text);
  */
 
 /* A value over an arena range of capacity*row elements, of which rows*row are in use. */
-bs_status bsi_value_new(bsi_space *s, int64_t rows, int64_t capacity, int64_t row, bsi_value **out);
-/* The same bytes and count as v. */
+bs_status bsi_value_new(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
+                        bsi_value **out);
+/* The same bytes, type and count as v. */
 bs_status bsi_value_like(bsi_space *s, const bsi_value *v, bsi_value **out);
 void bsi_value_free(bsi_space *s, bsi_value *v); /* back to the arena, if it is owned */
 /* One use less; during backward the last one frees. */
@@ -142,7 +144,7 @@ void bsi_value_drop(bsi_space *s, bsi_value *v);
 /* A handle over a value: one reference is the scope's, one the caller's. */
 bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *dim, int64_t capacity,
                           bs_tensor **out);
-/* Handle and value for the result of an op. */
+/* Handle and value for the result of an op, in the engine's dtype. */
 bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out);
 int64_t bsi_tensor_row(const bs_tensor *t); /* elements of one row: product of all dims but the first */
 /* BS_STATE with the reason unless its bytes can be used. */
@@ -154,8 +156,8 @@ char *bsi_shape_text(const bs_tensor *t, char text[BSI_SHAPE_TEXT]);
 /* ---- tape.c ----------------------------------------------------------------------------------------
  */
 
-/* Start of every op: inputs are alive, f32, of one open scope that has not been walked; hashes the op
-   with the dims of its inputs. */
+/* Start of every op: inputs are alive, activations, of one open scope that has not been walked; hashes
+   the op with the dims of its inputs. */
 bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out);
 const char *bsi_op_name(bsi_op op);
 /* Would a node be recorded for these inputs? */
@@ -219,8 +221,8 @@ struct bs_linear {
     uint32_t key[2];
 };
 
-/* f32 bytes of the tensor in the current visit, expanded first when it is stored as bf16 or f16. Valid
-   until the visit's next weight of another block is asked for. */
+/* The tensor in the current visit, in the engine's dtype: expanded first when it is stored otherwise.
+   Valid until the visit's next weight of another block is asked for. */
 bs_status bsi_wref_addr(bs_engine *e, const bsi_wref *w, bsi_addr *out);
 static inline bs_status bsi_weight_addr(const bs_weight *w, bsi_addr *out)
 {
@@ -230,27 +232,23 @@ static inline bs_status bsi_weight_addr(const bs_weight *w, bsi_addr *out)
 /* ---- launches
  * ---------------------------------------------------------------------------------------- */
 
-static inline bsi_arg bsi_read_f32(bsi_addr at, int64_t n)
+/* Launch on activations: the operands that bsk.h marks `a` have the engine's dtype. What it marks `o`
+   is f32 unless call->out says otherwise. */
+static inline bs_status bsi_op_launch(bs_engine *e, bsi_kcall *call)
 {
-    return (bsi_arg){at, (size_t)n * 4, BSI_READ};
-}
-static inline bsi_arg bsi_write_f32(bsi_addr at, int64_t n)
-{
-    return (bsi_arg){at, (size_t)n * 4, BSI_WRITE};
-}
-static inline bsi_arg bsi_update_f32(bsi_addr at, int64_t n)
-{
-    return (bsi_arg){at, (size_t)n * 4, BSI_READWRITE};
+    call->dtype = e->dtype;
+    return bsi_engine_launch(e, call);
 }
 
 typedef struct bsi_gemm { /* C[M,N] = alpha op(A)[M,K] op(B)[K,N] + beta C, all dense */
     bool ta, tb;
+    bool sums; /* C is an f32 accumulator, else an activation */
     int64_t M, N, K;
     double alpha, beta;
     bsi_addr a, b, c;
 } bsi_gemm;
 bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label);
-/* y += s*x over n elements. */
+/* y += s*x over n elements of activations. */
 bs_status bsi_axpy_launch(bs_engine *e, bsi_addr x, bsi_addr y, int64_t n, double s);
 
 #endif

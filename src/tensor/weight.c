@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** weight.c: weights and linears as ops see them. Made once per model; they hold (block, tensor), never
-*an
-** address: each launch asks where the block is in the current visit. What is not stored as f32 is
-*expanded
-** at its first use in a visit into the expand region, on the compute queue, so that the region may be
-** overwritten by the next visit as soon as that one's launches are issued. Owner thread only.
+** an address: each launch asks where the block is in the current visit. What is stored in the engine's
+** dtype is read where it lies. Anything else is expanded at its first use in a visit into the expand
+** region, on the compute queue, so that the region may be overwritten by the next visit as soon as that
+** one's launches are issued. Owner thread only.
 */
 #include "tensor/tensor.h"
 
@@ -40,7 +39,7 @@ static bs_status expand(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_ad
 {
     bsi_space *s;
     BSI_TRY(bsi_space_get(e, &s));
-    size_t bytes = (size_t)w->count * sizeof(float), end;
+    size_t bytes = (size_t)w->count * bs_dtype_size(e->dtype), end;
     if (!bsi_add_size(w->info.expand_offset, bytes, &end) || end > e->expand_bytes)
         return bsi_fail(
             BS_DEVMEM,
@@ -56,11 +55,13 @@ static bs_status expand(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_ad
     }
     if (is_expanded(s, w->info.expand_offset))
         return BS_OK;
-    bsi_kcall c = {
-        .op = BSK_EXPAND, .n_args = 2, .n = {w->info.dtype, w->count}, .f = {1.0}, .label = "expand"};
-    c.arg[0] = (bsi_arg){stored, w->info.bytes, BSI_READ};
-    c.arg[1] = bsi_write_f32(*out, w->count);
-    BSI_TRY(bsi_engine_launch(e, &c));
+    bsi_expand x = {.from = stored,
+                    .to = *out,
+                    .stored = w->info.dtype,
+                    .out = e->dtype,
+                    .n = w->count,
+                    .scale = 1.0};
+    BSI_TRY(bsi_expand_launch(e, &x, "expand"));
     return mark_expanded(s, w->info.expand_offset);
 }
 
@@ -71,7 +72,7 @@ bs_status bsi_wref_addr(bs_engine *e, const bsi_wref *w, bsi_addr *out)
         return bsi_fail(BS_STATE, "weight '%s' is used outside a visit of its block %d (visit now: %s)",
                         w->info.name, w->block, e->binding.visit ? e->binding.visit : "none");
     bsi_addr stored = bsi_addr_add(base, w->info.slot_offset);
-    if (w->info.dtype == BS_DTYPE_F32) {
+    if (w->info.dtype == e->dtype) {
         *out = stored;
         return BS_OK;
     }
@@ -102,6 +103,13 @@ static bs_status wref_init(bs_engine *e, int block, const bs_tensor_info *info,
     if (info->dtype != BS_DTYPE_F32 && info->dtype != BS_DTYPE_BF16 && info->dtype != BS_DTYPE_F16)
         return bsi_fail(BS_DTYPE, "weight '%s' is stored as %s; ops take f32, bf16 and f16", info->name,
                         bs_dtype_name(info->dtype));
+    if (info->dtype != e->dtype && info->compute != e->dtype)
+        return bsi_fail(
+            BS_DTYPE,
+            "weight '%s' is stored as %s, the manifest lays expansions out for %s and the engine "
+            "computes in %s; tell the manifest (bs_manifest_compute)",
+            info->name, bs_dtype_name(info->dtype), bs_dtype_name(info->compute),
+            bs_dtype_name(e->dtype));
     int64_t count = 1;
     for (int i = 0; i < info->ndim; i++)
         if (info->dim[i] < 1 || __builtin_mul_overflow(count, info->dim[i], &count))
@@ -153,13 +161,13 @@ void bs_weight_free(bs_weight *w)
     bsi_free(w);
 }
 
-static bs_status check_matrix(const char *linear, const char *what, const bs_place *p, int64_t rows,
-                              int64_t cols)
+static bs_status check_matrix(const bs_linear *l, const char *what, const bs_place *p, bs_dtype t,
+                              int64_t rows, int64_t cols)
 {
-    if (p->dtype != BS_DTYPE_F32 || p->rows != rows || p->channels != cols)
-        return bsi_fail(BS_SHAPE, "linear '%s': %s is %s [%lld %lld], f32 [%lld %lld] is expected",
-                        linear, what, bs_dtype_name(p->dtype), (long long)p->rows,
-                        (long long)p->channels, (long long)rows, (long long)cols);
+    if (p->dtype != t || p->rows != rows || p->channels != cols)
+        return bsi_fail(BS_SHAPE, "linear '%s': %s is %s [%lld %lld], %s [%lld %lld] is expected",
+                        l->name, what, bs_dtype_name(p->dtype), (long long)p->rows,
+                        (long long)p->channels, bs_dtype_name(t), (long long)rows, (long long)cols);
     return BS_OK;
 }
 
@@ -173,12 +181,12 @@ static bs_status init_adapter(bs_linear *l, const bs_linear_cfg *cfg)
     if (a->rows < 1)
         return bsi_fail(BS_SHAPE, "linear '%s': an adapter of rank %lld", l->name, (long long)a->rows);
     l->rank = a->rows;
-    BSI_TRY(check_matrix(l->name, "A", a, l->rank, l->in));
-    BSI_TRY(check_matrix(l->name, "B", b, l->out, l->rank));
+    BSI_TRY(check_matrix(l, "A", a, l->e->dtype, l->rank, l->in));
+    BSI_TRY(check_matrix(l, "B", b, l->e->dtype, l->out, l->rank));
     if (cfg->lora_a.grad.mem)
-        BSI_TRY(check_matrix(l->name, "the gradient of A", &cfg->lora_a.grad, l->rank, l->in));
+        BSI_TRY(check_matrix(l, "the gradient of A", &cfg->lora_a.grad, BS_DTYPE_F32, l->rank, l->in));
     if (cfg->lora_b.grad.mem)
-        BSI_TRY(check_matrix(l->name, "the gradient of B", &cfg->lora_b.grad, l->out, l->rank));
+        BSI_TRY(check_matrix(l, "the gradient of B", &cfg->lora_b.grad, BS_DTYPE_F32, l->out, l->rank));
     if (!(cfg->dropout >= 0.0f && cfg->dropout < 1.0f))
         return bsi_fail(BS_ARG, "linear '%s': dropout %g; 0 <= dropout < 1 is expected", l->name,
                         (double)cfg->dropout);

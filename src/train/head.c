@@ -11,23 +11,25 @@
 ** only. Tiles come in vocabulary order; a second visit (tile_grad) may come in any order. Owner thread
 ** only; everything is issued on the compute queue, and only loss and logits wait.
 **
-** All device state is one pool region: per micro-batch X, acc, Wy [capacity, channels] and m, s, ly,
-** loss [capacity]; shared by all: lowest [capacity] (-inf, where m starts), logits [chunk, tile_rows],
-** factor [chunk] and one f64 sum per micro-batch. dX is written over acc, which nothing needs after
-** finish; X, m, s, ly stay for tile_grad.
+** All device state is one pool region: per micro-batch X, acc, Wy, dX [capacity, channels] and m, s,
+** ly, loss [capacity]; shared by all: lowest [capacity] (-inf, where m starts), logits and P
+** [chunk, tile_rows], factor [chunk] and one f64 sum per micro-batch. X, P and dX have the engine's
+** dtype, the rest is f32. Where the engine computes in f32, P is written over the logits and dX over
+** acc, which nothing needs after finish; elsewhere there is also a place for the tile's bias in f32. X,
+** m, s, ly stay for tile_grad.
 */
 #include "tensor/tensor.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { ALIGN = 256, CHUNK_ROWS = 256, MATRICES = 3, VECTORS = 4 };
+enum { ALIGN = 256, CHUNK_ROWS = 256, VECTORS = 4 };
 
 typedef struct head_micro {
     bool put, finished;
     int64_t rows;            /* of X in this pass */
     int64_t next;            /* first vocabulary entry that has not been seen */
-    bsi_addr x, acc, wy;     /* [capacity, channels] */
+    bsi_addr x, acc, wy, dx; /* [capacity, channels] */
     bsi_addr m, s, ly, loss; /* [capacity] */
     bs_array *logits;        /* LOGITS: host [rows, vocab] */
 } head_micro;
@@ -41,16 +43,18 @@ struct bs_head {
     bs_head_mode mode;
     int64_t count;
     head_micro *micro;
-    bsi_addr lowest;               /* [capacity] f32 */
-    bsi_addr logits, factor, sums; /* [chunk, tile_rows] f32, [chunk] f32, [micros] f64 */
+    bsi_addr lowest;       /* [capacity] f32 */
+    bsi_addr logits, p;    /* [chunk, tile_rows], f32 and of the engine's dtype */
+    bsi_addr factor, sums; /* [chunk] f32, [micros] f64 */
+    bsi_addr bias;         /* [tile_rows] f32; mem NULL: read where it is */
     double *host_sums;
     float *host_tile; /* [chunk, tile_rows], when logits are wanted */
 };
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-typedef struct head_sizes {
-    size_t matrix, vector, logits, factor, sums, total;
+typedef struct head_sizes { /* x, dx, p: in the engine's dtype; dx, p, bias 0: not apart */
+    size_t x, dx, sum, vector, logits, p, bias, factor, sums, total;
 } head_sizes;
 
 static int64_t chunk_rows(const bs_batch_cfg *b)
@@ -68,9 +72,30 @@ static bool padded(int64_t rows, int64_t cols, size_t item, size_t *out)
     return true;
 }
 
-static bs_status measure(const bs_batch_cfg *b, const bs_head_cfg *c, head_sizes *z)
+/* One micro-batch, and what all share; false: too large. */
+static bool measure_parts(const bs_batch_cfg *b, const bs_head_cfg *c, bs_dtype t, head_sizes *z)
 {
-    size_t each, all;
+    size_t item = bs_dtype_size(t), each, all;
+    int64_t chunk = chunk_rows(b), entries = BSI_MIN(c->tile_rows, c->vocab);
+    bool apart = t != BS_DTYPE_F32;
+    if (!padded(b->tokens, c->channels, item, &z->x) ||
+        !padded(b->tokens, c->channels, sizeof(float), &z->sum) ||
+        !padded(b->tokens, 1, sizeof(float), &z->vector) ||
+        !padded(chunk, entries, sizeof(float), &z->logits) || !padded(chunk, entries, item, &z->p) ||
+        !padded(1, entries, sizeof(float), &z->bias) || !padded(chunk, 1, sizeof(float), &z->factor) ||
+        !padded(b->micros, 1, sizeof(double), &z->sums) || z->sum > SIZE_MAX / 8)
+        return false;
+    z->dx = apart ? z->x : 0;
+    z->p = apart ? z->p : 0;
+    z->bias = apart ? z->bias : 0;
+    return bsi_mul_size(z->x + z->dx + 2 * z->sum + VECTORS * z->vector, (size_t)b->micros, &each) &&
+           bsi_add_size(each, z->vector + z->factor + z->sums, &all) &&
+           bsi_add_size(all, z->logits, &all) && bsi_add_size(all, z->bias, &all) &&
+           bsi_add_size(all, z->p, &z->total);
+}
+
+static bs_status measure(const bs_batch_cfg *b, const bs_head_cfg *c, bs_dtype t, head_sizes *z)
+{
     if (c->channels < 1 || c->vocab < 1 || c->vocab > INT32_MAX || c->tile_rows < 1)
         return bsi_fail(BS_ARG,
                         "head: channels %lld, vocab %lld, tile_rows %lld; each must be at least 1",
@@ -81,24 +106,17 @@ static bs_status measure(const bs_batch_cfg *b, const bs_head_cfg *c, head_sizes
     if (b->micros < 1 || b->tokens < 1)
         return bsi_fail(BS_ARG, "head: micros %d, tokens %lld; both must be at least 1", b->micros,
                         (long long)b->tokens);
-    if (!padded(b->tokens, c->channels, sizeof(float), &z->matrix) ||
-        !padded(b->tokens, 1, sizeof(float), &z->vector) ||
-        !padded(chunk_rows(b), BSI_MIN(c->tile_rows, c->vocab), sizeof(float), &z->logits) ||
-        !padded(chunk_rows(b), 1, sizeof(float), &z->factor) ||
-        !padded(b->micros, 1, sizeof(double), &z->sums) || z->matrix > SIZE_MAX / 8 ||
-        !bsi_mul_size(MATRICES * z->matrix + VECTORS * z->vector, (size_t)b->micros, &each) ||
-        !bsi_add_size(each, z->vector + z->factor + z->sums, &all) ||
-        !bsi_add_size(all, z->logits, &z->total))
+    if (!measure_parts(b, c, t, z))
         return bsi_fail(BS_SHAPE,
                         "head: %d micro-batches of [%lld, %lld] are too large for 64-bit sizes",
                         b->micros, (long long)b->tokens, (long long)c->channels);
     return BS_OK;
 }
 
-bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head_cfg *cfg, size_t *device)
+bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head_cfg *cfg, bs_dtype compute, size_t *device)
 {
     head_sizes z = {0};
-    BSI_TRY(measure(b, cfg, &z));
+    BSI_TRY(measure(b, cfg, compute, &z));
     *device = z.total;
     return BS_OK;
 }
@@ -134,15 +152,18 @@ static bs_status open_parts(bs_head *h, const head_sizes *z)
         return BS_NOMEM;
     for (int j = 0; j < micros; j++) {
         head_micro *m = &h->micro[j];
-        bsi_addr *matrix[MATRICES] = {&m->x, &m->acc, &m->wy};
         bsi_addr *vector[VECTORS] = {&m->m, &m->s, &m->ly, &m->loss};
-        for (int i = 0; i < MATRICES; i++)
-            *matrix[i] = cut(&at, z->matrix);
+        m->x = cut(&at, z->x);
+        m->acc = cut(&at, z->sum);
+        m->wy = cut(&at, z->sum);
+        m->dx = z->dx ? cut(&at, z->dx) : m->acc;
         for (int i = 0; i < VECTORS; i++)
             *vector[i] = cut(&at, z->vector);
     }
     h->lowest = cut(&at, z->vector);
     h->logits = cut(&at, z->logits);
+    h->p = z->p ? cut(&at, z->p) : h->logits;
+    h->bias = z->bias ? cut(&at, z->bias) : (bsi_addr){0};
     h->factor = cut(&at, z->factor);
     h->sums = cut(&at, z->sums);
     if (h->cfg.logits && !(h->host_tile = bsi_alloc(BS_TAG_STAGING, z->logits)))
@@ -155,7 +176,7 @@ bs_status bs_head_open(bs_engine *e, const bs_head_cfg *cfg, bs_head **out)
     head_sizes z = {0};
     if (!cfg->batch)
         return bsi_fail(BS_ARG, "head: a batch is required");
-    BSI_TRY(measure(&cfg->batch->cfg, cfg, &z));
+    BSI_TRY(measure(&cfg->batch->cfg, cfg, e->dtype, &z));
     bs_head *h = bsi_alloc(BS_TAG_MISC, sizeof *h);
     if (!h)
         return BS_NOMEM;
@@ -265,15 +286,15 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
     BSI_TRY(bs_tensor_place(x, &from));
     const bsi_micro *b = &h->batch->micro[micro];
     int64_t rows = h->mode == BS_HEAD_LOGITS ? b->tokens : b->labelled, C = h->cfg.channels;
-    if (from.dtype != BS_DTYPE_F32)
-        return bsi_fail(BS_DTYPE, "head: rows of micro-batch %d are %s; f32 is expected", micro,
-                        bs_dtype_name(from.dtype));
+    if (from.dtype != h->e->dtype)
+        return bsi_fail(BS_DTYPE, "head: rows of micro-batch %d are %s; %s is expected", micro,
+                        bs_dtype_name(from.dtype), bs_dtype_name(h->e->dtype));
     if (from.rows != rows || from.channels != C)
         return bsi_fail(BS_SHAPE, "head: micro-batch %d has [%lld, %lld], %s [%lld, %lld] are expected",
                         micro, (long long)from.rows, (long long)from.channels,
                         h->mode == BS_HEAD_LOGITS ? "all rows" : "labelled rows", (long long)rows,
                         (long long)C);
-    size_t vector = bytes_of(rows, 1), matrix = bytes_of(rows, C);
+    size_t vector = bytes_of(rows, 1), x_bytes = (size_t)(rows * C) * bs_dtype_size(from.dtype);
     if (h->mode != BS_HEAD_LOGITS) {
         BSI_TRY(check_targets(h, micro));
         if (vector)
@@ -282,9 +303,10 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
         BSI_TRY(clear(h, m->ly, vector));
     }
     if (h->mode == BS_HEAD_TRAIN)
-        BSI_TRY(clear(h, m->acc, matrix)); /* wy is written by the one tile that holds the label */
-    if (matrix)
-        BSI_TRY(bsi_copy(h->e->compute, m->x, bsi_place_addr(&from), matrix));
+        BSI_TRY(clear(h, m->acc,
+                      bytes_of(rows, C))); /* wy is written by the one tile that holds the label */
+    if (x_bytes)
+        BSI_TRY(bsi_copy(h->e->compute, m->x, bsi_place_addr(&from), x_bytes));
     if (h->mode == BS_HEAD_LOGITS)
         BSI_TRY(bs_array_new(BS_DTYPE_F32, 2, (int64_t[]){rows, h->cfg.vocab}, &m->logits));
     m->rows = rows;
@@ -296,39 +318,50 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
 
 typedef struct tile { /* one chunk of rows against one tile of the vocabulary */
     bsi_addr w;       /* [V, channels] */
-    bsi_addr bias;    /* [V]; mem NULL: none */
+    bsi_addr bias;    /* [V] f32; mem NULL: none */
     int64_t V, first; /* entries of the vocabulary */
     int64_t row, n;   /* rows [row, row + n) of X */
 } tile;
 
-static bsi_addr row_of(bsi_addr base, int64_t row, int64_t cols)
+static bsi_arg rows_of(const tile *t, bsi_addr base, bs_dtype type, int64_t cols, uint8_t mode)
 {
-    return bsi_addr_add(base, bytes_of(row, cols));
+    size_t row = (size_t)cols * bs_dtype_size(type);
+    return (bsi_arg){bsi_addr_add(base, (size_t)t->row * row), (size_t)t->n * row, mode};
 }
 
-static bsi_arg vec(const tile *t, bsi_addr base, uint8_t mode) /* [n] of a per-row vector */
+static bsi_arg vec(const tile *t, bsi_addr base, uint8_t mode) /* [n] of a per-row vector, f32 */
 {
-    return (bsi_arg){row_of(base, t->row, 1), bytes_of(t->n, 1), mode};
+    return rows_of(t, base, BS_DTYPE_F32, 1, mode);
 }
 
-static bsi_arg mat(const bs_head *h, const tile *t, bsi_addr base, uint8_t mode) /* [n, channels] */
+static bsi_arg sum(const bs_head *h, const tile *t, bsi_addr base, uint8_t mode) /* [n, channels] f32 */
 {
-    return (bsi_arg){row_of(base, t->row, h->cfg.channels), bytes_of(t->n, h->cfg.channels), mode};
+    return rows_of(t, base, BS_DTYPE_F32, h->cfg.channels, mode);
 }
 
-static bsi_arg logits_arg(const bs_head *h, const tile *t, uint8_t mode) /* [n, V] */
+static bsi_arg act(const bs_head *h, const tile *t, bsi_addr base, uint8_t mode) /* [n, channels] */
 {
-    return (bsi_arg){h->logits, bytes_of(t->n, t->V), mode};
+    return rows_of(t, base, h->e->dtype, h->cfg.channels, mode);
+}
+
+static bsi_arg logits_arg(const bs_head *h, const tile *t, uint8_t mode) /* [n, V] f32 */
+{
+    return bsi_operand(h->logits, BS_DTYPE_F32, t->n * t->V, mode);
+}
+
+static bsi_arg p_arg(const bs_head *h, const tile *t, uint8_t mode) /* [n, V] */
+{
+    return bsi_operand(h->p, h->e->dtype, t->n * t->V, mode);
 }
 
 static bsi_arg weight_arg(const bs_head *h, const tile *t)
 {
-    return (bsi_arg){t->w, bytes_of(t->V, h->cfg.channels), BSI_READ};
+    return bsi_act_read(h->e, t->w, t->V * h->cfg.channels);
 }
 
-static bsi_arg label_arg(const bs_head *h, int micro, const tile *t)
+static bsi_arg label_arg(const bs_head *h, int micro, const tile *t) /* i32, as large as f32 */
 {
-    return (bsi_arg){row_of(h->batch->micro[micro].label_id, t->row, 1), bytes_of(t->n, 1), BSI_READ};
+    return vec(t, h->batch->micro[micro].label_id, BSI_READ);
 }
 
 /* logits[n, V] = X W^T + bias */
@@ -337,7 +370,7 @@ static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
     int64_t C = h->cfg.channels;
     bsi_kcall c = {.op = BSK_GEMM,
                    .n_args = 3,
-                   .arg = {mat(h, t, m->x, BSI_READ), weight_arg(h, t), logits_arg(h, t, BSI_WRITE)},
+                   .arg = {act(h, t, m->x, BSI_READ), weight_arg(h, t), logits_arg(h, t, BSI_WRITE)},
                    .n = {0, 1, t->n, t->V, C, C, C, t->V},
                    .f = {1, 0},
                    .label = "head logits"};
@@ -346,24 +379,25 @@ static bs_status tile_logits(bs_head *h, const head_micro *m, const tile *t)
                       .arg = {logits_arg(h, t, BSI_READWRITE), bsi_read_f32(t->bias, t->V)},
                       .n = {t->n, t->V},
                       .label = "head bias"};
-    BSI_TRY(bsi_engine_launch(h->e, &c));
+    BSI_TRY(bsi_op_launch(h->e, &c));
     return t->bias.mem ? bsi_engine_launch(h->e, &bias) : BS_OK;
 }
 
 static bs_status tile_softmax(bs_head *h, int micro, const head_micro *m, const tile *t)
 {
     bsi_kcall c = {.op = BSK_HEAD_TILE,
-                   .n_args = 6,
-                   .arg = {logits_arg(h, t, BSI_READWRITE),
+                   .n_args = 7,
+                   .arg = {logits_arg(h, t, BSI_READ),
                            label_arg(h, micro, t),
                            vec(t, m->m, BSI_READWRITE),
                            vec(t, m->s, BSI_READWRITE),
                            vec(t, m->ly, BSI_READWRITE),
-                           {h->factor, bytes_of(t->n, 1), BSI_WRITE}},
+                           {h->factor, bytes_of(t->n, 1), BSI_WRITE},
+                           p_arg(h, t, BSI_WRITE)},
                    .n = {t->n, t->V, t->first, h->cfg.softcap > 0},
                    .f = {h->cfg.softcap},
                    .label = "head softmax"};
-    return bsi_engine_launch(h->e, &c);
+    return bsi_op_launch(h->e, &c);
 }
 
 /* acc = factor acc + P W, and the label's row of W where the tile holds it. */
@@ -373,26 +407,26 @@ static bs_status tile_accumulate(bs_head *h, int micro, const head_micro *m, con
     bsi_kcall scale = {
         .op = BSK_ROW_MUL,
         .n_args = 2,
-        .arg = {mat(h, t, m->acc, BSI_READWRITE), {h->factor, bytes_of(t->n, 1), BSI_READ}},
+        .arg = {sum(h, t, m->acc, BSI_READWRITE), {h->factor, bytes_of(t->n, 1), BSI_READ}},
         .n = {t->n, C},
         .label = "head rescale"};
     bsi_kcall gemm = {
         .op = BSK_GEMM,
         .n_args = 3,
-        .arg = {logits_arg(h, t, BSI_READ), weight_arg(h, t), mat(h, t, m->acc, BSI_READWRITE)},
+        .arg = {p_arg(h, t, BSI_READ), weight_arg(h, t), sum(h, t, m->acc, BSI_READWRITE)},
         .n = {0, 0, t->n, C, t->V, t->V, C, C},
         .f = {1, 1},
         .label = "head sum"};
     bsi_kcall pick = {.op = BSK_HEAD_PICK,
                       .n_args = 4,
                       .arg = {weight_arg(h, t), label_arg(h, micro, t), vec(t, m->ly, BSI_READ),
-                              mat(h, t, m->wy, BSI_READWRITE)},
+                              sum(h, t, m->wy, BSI_READWRITE)},
                       .n = {t->n, C, t->first, t->V, h->cfg.softcap > 0},
                       .f = {h->cfg.softcap},
                       .label = "head label row"};
     BSI_TRY(bsi_engine_launch(h->e, &scale));
-    BSI_TRY(bsi_engine_launch(h->e, &gemm));
-    return bsi_engine_launch(h->e, &pick);
+    BSI_TRY(bsi_op_launch(h->e, &gemm));
+    return bsi_op_launch(h->e, &pick);
 }
 
 /* Columns [first, first + V) of the host logits. */
@@ -439,12 +473,26 @@ static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, con
 }
 
 /* Where the tile's weights are in the current visit; nothing is asked for an empty micro-batch. */
-static bs_status resolve(const head_micro *m, const bs_weight *w, const bs_weight *bias, tile *t)
+static bs_status resolve(bs_head *h, const head_micro *m, const bs_weight *w, const bs_weight *bias,
+                         tile *t)
 {
     if (!m->rows)
         return BS_OK;
     BSI_TRY(bsi_weight_addr(w, &t->w));
-    return bias ? bsi_weight_addr(bias, &t->bias) : BS_OK;
+    if (!bias)
+        return BS_OK;
+    BSI_TRY(bsi_weight_addr(bias, &t->bias));
+    if (!h->bias.mem)
+        return BS_OK;
+    /* It is added to logits, which are f32. */
+    bsi_expand x = {.from = t->bias,
+                    .to = h->bias,
+                    .stored = h->e->dtype,
+                    .out = BS_DTYPE_F32,
+                    .n = t->V,
+                    .scale = 1.0};
+    t->bias = h->bias;
+    return bsi_expand_launch(h->e, &x, "head bias");
 }
 
 bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int64_t first)
@@ -457,7 +505,7 @@ bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int
         return bsi_fail(BS_STATE,
                         "head: a tile starts at entry %lld, entry %lld of micro-batch %d is next",
                         (long long)first, (long long)m->next, micro);
-    BSI_TRY(resolve(m, w, bias, &t));
+    BSI_TRY(resolve(h, m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         BSI_TRY(tile_logits(h, m, &t));
@@ -497,13 +545,13 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
     bsi_kcall c = {.op = BSK_HEAD_FINISH,
                    .n_args = 7,
                    .arg = {vec(&t, m->m, BSI_READ), vec(&t, m->s, BSI_READ), vec(&t, m->ly, BSI_READ),
-                           train ? mat(h, &t, m->acc, BSI_READ) : none,
-                           train ? mat(h, &t, m->wy, BSI_READ) : none, vec(&t, m->loss, BSI_WRITE),
-                           train ? mat(h, &t, m->acc, BSI_WRITE) : none},
+                           train ? sum(h, &t, m->acc, BSI_READ) : none,
+                           train ? sum(h, &t, m->wy, BSI_READ) : none, vec(&t, m->loss, BSI_WRITE),
+                           train ? act(h, &t, m->dx, BSI_WRITE) : none},
                    .n = {m->rows, h->cfg.channels},
                    .f = {1.0 / (double)h->count},
                    .label = "head loss"};
-    bsi_kcall sum = {
+    bsi_kcall total = {
         .op = BSK_SUM,
         .n_args = 2,
         .arg = {vec(&t, m->loss, BSI_READ),
@@ -511,8 +559,8 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
         .n = {m->rows},
         .label = "head loss sum"};
     if (m->rows) {
-        BSI_TRY(bsi_engine_launch(h->e, &c));
-        BSI_TRY(bsi_engine_launch(h->e, &sum));
+        BSI_TRY(bsi_op_launch(h->e, &c));
+        BSI_TRY(bsi_engine_launch(h->e, &total));
     }
     m->finished = true;
     if (!train) {
@@ -520,7 +568,7 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
             *dx = NULL;
         return BS_OK;
     }
-    bs_place at = bsi_place(m->acc, BS_DTYPE_F32, m->rows, h->batch->cfg.tokens, h->cfg.channels);
+    bs_place at = bsi_place(m->dx, h->e->dtype, m->rows, h->batch->cfg.tokens, h->cfg.channels);
     return bs_tensor_at(h->e, &at, dx);
 }
 
@@ -535,36 +583,36 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, bs_weight *bias
     BSI_TRY(check_tile(h, micro, w, bias, first, &t.V));
     if (!w->ref.grad.mem)
         return bsi_fail(BS_STATE, "head: tile '%s' is frozen: it has no accumulator", w->ref.info.name);
-    BSI_TRY(resolve(m, w, bias, &t));
+    BSI_TRY(resolve(h, m, w, bias, &t));
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         bsi_kcall d = {.op = BSK_HEAD_DLOGITS,
-                       .n_args = 5,
-                       .arg = {logits_arg(h, &t, BSI_READWRITE), label_arg(h, micro, &t),
+                       .n_args = 6,
+                       .arg = {logits_arg(h, &t, BSI_READ), label_arg(h, micro, &t),
                                vec(&t, m->m, BSI_READ), vec(&t, m->s, BSI_READ),
-                               vec(&t, m->ly, BSI_READ)},
+                               vec(&t, m->ly, BSI_READ), p_arg(h, &t, BSI_WRITE)},
                        .n = {t.n, t.V, first, h->cfg.softcap > 0},
                        .f = {1.0 / (double)h->count, h->cfg.softcap},
                        .label = "head dlogits"};
         bsi_kcall gemm = {.op = BSK_GEMM,
                           .n_args = 3,
-                          .arg = {logits_arg(h, &t, BSI_READ),
-                                  mat(h, &t, m->x, BSI_READ),
+                          .arg = {p_arg(h, &t, BSI_READ),
+                                  act(h, &t, m->x, BSI_READ),
                                   {w->ref.grad, bytes_of(t.V, C), BSI_READWRITE}},
                           .n = {1, 0, t.V, C, t.n, t.V, C, C},
                           .f = {1, 1},
                           .label = "head weight gradient"};
-        bsi_kcall sum = {.op = BSK_COLSUM,
-                         .n_args = 2,
-                         .arg = {logits_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
-                         .n = {t.n, t.V},
-                         .label = "head bias gradient"};
+        bsi_kcall columns = {.op = BSK_COLSUM,
+                             .n_args = 2,
+                             .arg = {p_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
+                             .n = {t.n, t.V},
+                             .label = "head bias gradient"};
         BSI_TRY(tile_logits(h, m, &t));
-        BSI_TRY(bsi_engine_launch(h->e, &d));
-        BSI_TRY(bsi_engine_launch(h->e, &gemm));
+        BSI_TRY(bsi_op_launch(h->e, &d));
+        BSI_TRY(bsi_op_launch(h->e, &gemm));
         if (bias && bias->ref.grad.mem) {
-            sum.arg[1].at = bias->ref.grad;
-            BSI_TRY(bsi_engine_launch(h->e, &sum));
+            columns.arg[1].at = bias->ref.grad;
+            BSI_TRY(bsi_op_launch(h->e, &columns));
         }
     }
     return BS_OK;

@@ -73,7 +73,7 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
                             p->param[i].name);
     double scale = cfg->clip > 0 ? fmin(1.0, cfg->clip / (norm + 1e-6)) : 1.0;
     bsi_kcall c = {.op = BSK_ADAMW,
-                   .n_args = 4,
+                   .n_args = 5,
                    .f = {cfg->lr, cfg->beta1, cfg->beta2, cfg->eps, cfg->weight_decay,
                          1.0 - pow(cfg->beta1, (double)cfg->step),
                          1.0 - pow(cfg->beta2, (double)cfg->step), scale},
@@ -83,9 +83,13 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
         c.arg[1] = (bsi_arg){p->grad, p->own, BSI_READ};
         c.arg[2] = (bsi_arg){p->m, p->own, BSI_READWRITE};
         c.arg[3] = (bsi_arg){p->v, p->own, BSI_READWRITE};
+        c.arg[4] = (bsi_arg){p->copy, bsi_params_copy_bytes(p), BSI_WRITE};
         c.n[0] = (int64_t)(p->own / sizeof(float));
+        c.out = p->dtype;
         BSI_TRY(bsi_engine_launch(p->e, &c));
     }
+    c.arg[4].bytes = 0; /* a base weight is expanded when it is used */
+    c.out = BS_DTYPE_F32;
     for (int i = 0; i < p->n; i++) {
         const bsi_param *q = &p->param[i];
         if (!q->update)

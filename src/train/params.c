@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** params.c: trainable parameters: registration, their four device regions (train.h), initial values,
-*host
+** params.c: trainable parameters: registration, their device regions (train.h), initial values, host
 ** copies in and out, references for the ops. Owner thread only. Everything that touches device memory
-*goes
-** through the compute queue, so it is in order with the launches that read or add to it; only the
-*functions
-** that return a host array wait. Before seal a set is only a list and needs no engine: the plan makes
-*one to
-** learn its bytes.
+** goes through the compute queue, so it is in order with the launches that read or add to it; only the
+** functions that return a host array wait. Before seal a set is only a list and needs no engine: one
+** that is only measured has none.
 */
 #include "train/train.h"
 
@@ -18,14 +14,27 @@
 
 enum { PAD = 256, INIT_CHUNK = 1 << 14 };
 
-bs_status bs_params_open(bs_engine *e, bs_params **out)
+static bs_status open_set(bs_engine *e, bs_dtype dtype, bs_params **out)
 {
     bs_params *p = bsi_alloc(BS_TAG_MISC, sizeof *p);
     if (!p)
         return BS_NOMEM;
     p->e = e;
+    p->dtype = dtype;
     *out = p;
     return BS_OK;
+}
+
+bs_status bs_params_open(bs_engine *e, bs_params **out)
+{
+    if (!e)
+        return bsi_fail(BS_ARG, "parameters: an engine is required");
+    return open_set(e, e->dtype, out);
+}
+
+bs_status bs_params_measure(bs_dtype compute, bs_params **out)
+{
+    return open_set(NULL, compute, out);
 }
 
 void bs_params_close(bs_params *p)
@@ -144,7 +153,8 @@ bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home)
 
 uint64_t bs_params_device_bytes(const bs_params *p)
 {
-    return p->own + bsi_params_grad_bytes(p) + 2 * bsi_params_moment_bytes(p) + (p->n ? PAD : 0);
+    return p->own + bsi_round_up(bsi_params_copy_bytes(p), PAD) + bsi_params_grad_bytes(p) +
+           2 * bsi_params_moment_bytes(p) + (p->n ? PAD : 0);
 }
 
 /* ---- seal ------------------------------------------------------------------------------------ */
@@ -188,6 +198,7 @@ bs_status bs_params_seal(bs_params *p)
                         "the parameters were opened without an engine: they can only be measured");
     BSI_TRY(check_names(p));
     BSI_TRY(take(p, "parameters", p->own, &p->value));
+    BSI_TRY(take(p, "compute copies of parameters", bsi_params_copy_bytes(p), &p->copy));
     BSI_TRY(take(p, "gradient accumulators", bsi_params_grad_bytes(p), &p->grad));
     BSI_TRY(take(p, "first moments", bsi_params_moment_bytes(p), &p->m));
     BSI_TRY(take(p, "second moments", bsi_params_moment_bytes(p), &p->v));
@@ -206,6 +217,11 @@ const char *bs_params_name(const bs_params *p, int id)
     return id >= 0 && id < p->n ? p->param[id].name : NULL;
 }
 
+static bsi_addr copy_at(const bs_params *p, const bsi_param *q)
+{
+    return bsi_addr_add(p->copy, q->off / sizeof(float) * bs_dtype_size(p->dtype));
+}
+
 bs_status bs_params_ref(const bs_params *p, int id, bs_param_ref *out)
 {
     const bsi_param *q = NULL;
@@ -213,7 +229,8 @@ bs_status bs_params_ref(const bs_params *p, int id, bs_param_ref *out)
     *out = (bs_param_ref){.name = q->name};
     out->grad = bsi_place(bsi_param_grad(p, q), BS_DTYPE_F32, q->rows, q->rows, q->cols);
     if (!q->base)
-        out->value = bsi_place(bsi_addr_add(p->value, q->off), BS_DTYPE_F32, q->rows, q->rows, q->cols);
+        out->value = bsi_place(p->copy.mem ? copy_at(p, q) : bsi_addr_add(p->value, q->off), p->dtype,
+                               q->rows, q->rows, q->cols);
     return BS_OK;
 }
 
@@ -257,13 +274,28 @@ static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
     return BS_OK;
 }
 
+/* After a master was written. */
+static bs_status refresh_copy(bs_params *p, const bsi_param *q)
+{
+    if (q->base || !p->copy.mem)
+        return BS_OK;
+    bsi_expand x = {.from = bsi_addr_add(p->value, q->off),
+                    .to = copy_at(p, q),
+                    .stored = BS_DTYPE_F32,
+                    .out = p->dtype,
+                    .n = q->rows * q->cols,
+                    .scale = 1.0};
+    return bsi_expand_launch(p->e, &x, "compute copy");
+}
+
 bs_status bs_params_set(bs_params *p, int id, const bs_array *value)
 {
     const bsi_param *q = NULL;
     bsi_addr at = {0};
     BSI_TRY(find_sealed(p, id, &q));
     BSI_TRY(value_at(p, q, &at));
-    return write_f32(p, q, at, value);
+    BSI_TRY(write_f32(p, q, at, value));
+    return refresh_copy(p, q);
 }
 
 bs_status bs_params_get(bs_params *p, int id, bs_array **out)
@@ -343,5 +375,5 @@ bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed)
                               (size_t)n * sizeof *chunk);
     }
     bsi_free(chunk);
-    return st;
+    return st == BS_OK ? refresh_copy(p, q) : st;
 }

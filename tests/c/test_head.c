@@ -134,7 +134,7 @@ static rig rig_open(const problem *p)
     bs_engine_stats_get(r.e, &before);
     ok(bs_head_open(r.e, &cfg, &r.head));
     bs_engine_stats_get(r.e, &after);
-    ok(bs_head_bytes(&batch, &cfg, &bytes));
+    ok(bs_head_bytes(&batch, &cfg, BS_DTYPE_F32, &bytes));
     assert_int_equal(after.fixed_bytes - before.fixed_bytes, bytes);
     open_tiles(&r);
     ok(bs_engine_seal(r.e));
@@ -596,13 +596,13 @@ static void test_refused(void **state)
     bs_tensor_release(y);
     bs_scope_close(r.e);
     bs_head_cfg cfg = {.batch = r.batch, .channels = C, .vocab = 41, .tile_rows = 0};
-    fails(bs_head_bytes(&r.batch->cfg, &cfg, &bytes), BS_ARG, "tile_rows 0");
+    fails(bs_head_bytes(&r.batch->cfg, &cfg, BS_DTYPE_F32, &bytes), BS_ARG, "tile_rows 0");
     cfg.tile_rows = 1;
     cfg.softcap = -1;
     fails(bs_head_open(r.e, &cfg, &h), BS_ARG, "softcap -1");
     cfg.softcap = 0;
     cfg.channels = INT64_MAX / 2;
-    fails(bs_head_bytes(&r.batch->cfg, &cfg, &bytes), BS_SHAPE, "too large");
+    fails(bs_head_bytes(&r.batch->cfg, &cfg, BS_DTYPE_F32, &bytes), BS_SHAPE, "too large");
     cfg.channels = C;
     fails(bs_head_open(r.e, &cfg, &h), BS_STATE, "sealed");
     rig_close(&r);

@@ -122,6 +122,36 @@ static void test_layout(void **state)
     bs_manifest_free(m);
 }
 
+/* What is stored in the compute dtype needs no place; all else, f32 too, one of the compute dtype's size. */
+static void test_compute(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample();
+    assert_int_equal(bs_manifest_compute(m, BS_DTYPE_I32), BS_DTYPE);
+    assert_non_null(strstr(bs_error()->msg, "nothing computes in i32"));
+    assert_int_equal(bs_manifest_compute(m, BS_DTYPE_BF16), BS_OK);
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    const bs_tensor_info *t;
+    for (int pass = 0; pass < 2; pass++) {
+        bs_dtype compute = pass ? BS_DTYPE_F32 : BS_DTYPE_BF16;
+        uint64_t digest = bs_manifest_digest(m);
+        if (pass) /* a finished one too: the same as if it had been asked for at first */
+            assert_int_equal(bs_manifest_compute(m, compute), BS_OK);
+        assert_true(bs_manifest_digest(m) == digest);
+        for (int b = 0; b < bs_manifest_blocks(m); b++) {
+            uint64_t at = 0;
+            for (int i = 0; (t = bs_manifest_tensor(m, b, i)); i++) {
+                assert_int_equal(t->compute, compute);
+                assert_true(t->expand_offset == (t->dtype == compute ? UINT64_MAX : at));
+                uint64_t bytes = t->bytes / bs_dtype_size(t->dtype) * bs_dtype_size(compute);
+                at += t->dtype == compute ? 0 : (bytes + 255) / 256 * 256;
+            }
+            assert_int_equal(bs_manifest_block(m, b)->expand_bytes, at);
+        }
+    }
+    bs_manifest_free(m);
+}
+
 /* Buffered files use extents of 4096, and nothing else changes. */
 static void test_buffered(void **state)
 {
@@ -322,9 +352,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),   cmocka_unit_test(test_buffered),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_json),     cmocka_unit_test(test_json_damage),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_layout),      cmocka_unit_test(test_compute),
+        cmocka_unit_test(test_buffered),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_digest),      cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_damage), cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -165,11 +165,44 @@ static void test_expand(void **state)
     free(half);
 }
 
+/* The same rounded to bf16, nearest even, from every source type and on any threads. */
+static void test_expand_rounds(void **state)
+{
+    (void)state;
+    enum { N = 40001 };
+    static uint16_t half[N], got[N + 1];
+    float *single = array(N, 3);
+    single[0] = NAN;
+    single[1] = INFINITY;
+    for (int i = 0; i < N; i++)
+        half[i] = (uint16_t)(i % 0x7C00); /* finite in both */
+    static const int dtypes[] = {BS_DTYPE_F32, BS_DTYPE_BF16, BS_DTYPE_F16};
+    for (int k = 0; k < 9; k++) {
+        int dtype = dtypes[k / 3];
+        const void *src = dtype == BS_DTYPE_F32 ? (void *)single : half;
+        got[N] = 0x1234;
+        launch(
+            BSK_EXPAND,
+            (bsk_call){
+                .p = {(void *)(uintptr_t)src, got}, .n = {dtype, N}, .f = {0.7}, .out = BS_DTYPE_BF16},
+            pars[k % 3]);
+        for (int i = 0; i < N; i++) {
+            float v = dtype == BS_DTYPE_F32    ? single[i]
+                      : dtype == BS_DTYPE_BF16 ? bsi_bf16_to_f32(half[i])
+                                               : bsi_f16_to_f32(half[i]);
+            assert_int_equal(got[i], bsi_f32_to_bf16(0.7f * v));
+        }
+        assert_int_equal(got[N], 0x1234);
+    }
+    array_free(single, N);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_act),        cmocka_unit_test(test_act_ends), cmocka_unit_test(test_glu),
-        cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_expand),
+        cmocka_unit_test(test_act),    cmocka_unit_test(test_act_ends),
+        cmocka_unit_test(test_glu),    cmocka_unit_test(test_arithmetic),
+        cmocka_unit_test(test_expand), cmocka_unit_test(test_expand_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,7 +75,7 @@ static void run_head(struct head *h, int tile, bsk_par *par, double tol)
         float *w = h->w + first * C;
         bsk_gemm_plain_f32(par, false, true, T, n, C, 1, h->x, C, w, C, 0, logits, n);
         launch(BSK_HEAD_TILE,
-               (bsk_call){.p = {logits, h->label, m, s, ly, factor},
+               (bsk_call){.p = {logits, h->label, m, s, ly, factor, logits},
                           .n = {T, n, first, h->cap > 0},
                           .f = {capd}},
                par);
@@ -100,7 +100,7 @@ static void run_head(struct head *h, int tile, bsk_par *par, double tol)
         int n = BSI_MIN(tile, V - first);
         bsk_gemm_plain_f32(par, false, true, T, n, C, 1, h->x, C, h->w + first * C, C, 0, logits, n);
         launch(BSK_HEAD_DLOGITS,
-               (bsk_call){.p = {logits, h->label, m, s, ly},
+               (bsk_call){.p = {logits, h->label, m, s, ly, logits},
                           .n = {T, n, first, h->cap > 0},
                           .f = {(double)inv, capd}},
                par);
@@ -165,11 +165,13 @@ static void test_only_label(void **state)
     int32_t label[1] = {3};
     float logits[4] = {-INFINITY, -INFINITY, -INFINITY, 5.0f}, m = -INFINITY, s = 0, ly = NAN,
           factor = NAN;
-    launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, label, &m, &s, &ly, &factor}, .n = {1, 1, 3, 0}},
+    launch(BSK_HEAD_TILE,
+           (bsk_call){.p = {logits, label, &m, &s, &ly, &factor, logits}, .n = {1, 1, 3, 0}},
            &bsk_par_serial); /* logits[0] is column 3 here */
     assert_true(ly == -INFINITY && s == 0 && factor == 0 && logits[0] == 0);
     logits[0] = -INFINITY;
-    launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, label, &m, &s, &ly, &factor}, .n = {1, 4, 0, 0}},
+    launch(BSK_HEAD_TILE,
+           (bsk_call){.p = {logits, label, &m, &s, &ly, &factor, logits}, .n = {1, 4, 0, 0}},
            &bsk_par_serial);
     assert_true(ly == 5.0f && s == 0 && m == -INFINITY && factor == 0);
     for (int j = 0; j < 4; j++)
@@ -180,7 +182,7 @@ static void test_only_label(void **state)
     assert_true(loss == 0 && dx[0] == 0 && dx[1] == 0);
     float again[4] = {-INFINITY, -INFINITY, -INFINITY, 5.0f};
     launch(BSK_HEAD_DLOGITS,
-           (bsk_call){.p = {again, label, &m, &s, &ly}, .n = {1, 4, 0, 0}, .f = {1, 0}},
+           (bsk_call){.p = {again, label, &m, &s, &ly, again}, .n = {1, 4, 0, 0}, .f = {1, 0}},
            &bsk_par_serial);
     for (int j = 0; j < 4; j++)
         assert_true(again[j] == 0);
@@ -193,7 +195,8 @@ static void test_nan(void **state)
     int32_t label[1] = {0};
     float logits[20] = {0}, m = -INFINITY, s = 0, ly = 0, factor, loss = 0;
     logits[13] = NAN;
-    launch(BSK_HEAD_TILE, (bsk_call){.p = {logits, label, &m, &s, &ly, &factor}, .n = {1, 20, 0, 0}},
+    launch(BSK_HEAD_TILE,
+           (bsk_call){.p = {logits, label, &m, &s, &ly, &factor, logits}, .n = {1, 20, 0, 0}},
            &bsk_par_serial);
     launch(BSK_HEAD_FINISH,
            (bsk_call){.p = {&m, &s, &ly, NULL, NULL, &loss, NULL}, .n = {1, 1}, .f = {1}},
@@ -217,7 +220,7 @@ static void test_threads(void **state)
             s[t] = 0;
         }
         launch(BSK_HEAD_TILE,
-               (bsk_call){.p = {l, label, m, s, ly, factor}, .n = {ROWS, WIDE, 0, 1}, .f = {30.0}},
+               (bsk_call){.p = {l, label, m, s, ly, factor, l}, .n = {ROWS, WIDE, 0, 1}, .f = {30.0}},
                pars[p]);
         for (int t = 0; t < ROWS; t++) {
             double sum = 0;
@@ -235,12 +238,54 @@ static void test_threads(void **state)
     array_free(logits, ROWS * WIDE);
 }
 
+/* P beside the logits has the bits of P in their place, and leaves them alone. */
+static void test_apart(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, WIDE = 301 };
+    float *logits = array(ROWS * WIDE, 9), *kept = array_copy(logits, ROWS * WIDE);
+    float *place = array(ROWS * WIDE, 0), *apart = array_of(ROWS * WIDE, NAN);
+    int32_t label[ROWS] = {0, 7, 300, 301, 150}; /* one is in another tile */
+    for (int cap = 0; cap < 2; cap++) {
+        float m[2][ROWS], s[2][ROWS], ly[2][ROWS], factor[2][ROWS];
+        memcpy(place, kept, ROWS * WIDE * sizeof *place);
+        for (int k = 0; k < 2; k++) {
+            for (int t = 0; t < ROWS; t++) {
+                m[k][t] = -INFINITY;
+                s[k][t] = 0;
+                ly[k][t] = 3;
+            }
+            launch(BSK_HEAD_TILE,
+                   (bsk_call){.p = {k ? logits : place, label, m[k], s[k], ly[k], factor[k],
+                                    k ? apart : place},
+                              .n = {ROWS, WIDE, 0, cap},
+                              .f = {8}},
+                   pars[k]);
+        }
+        same_bits("P of the softmax", apart, place, ROWS * WIDE);
+        same_bits("sums", s[1], s[0], ROWS);
+        memcpy(place, kept, ROWS * WIDE * sizeof *place);
+        for (int k = 0; k < 2; k++)
+            launch(BSK_HEAD_DLOGITS,
+                   (bsk_call){.p = {k ? logits : place, label, m[0], s[0], ly[0], k ? apart : place},
+                              .n = {ROWS, WIDE, 0, cap},
+                              .f = {0.25, 8}},
+                   pars[k]);
+        same_bits("gradient of the logits", apart, place, ROWS * WIDE);
+        same_bits("logits", logits, kept, ROWS * WIDE);
+    }
+    array_free(logits, ROWS * WIDE);
+    array_free(kept, ROWS * WIDE);
+    array_free(place, ROWS * WIDE);
+    array_free(apart, ROWS * WIDE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tilings),    cmocka_unit_test(test_learned),
-        cmocka_unit_test(test_only_label), cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_only_label), cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_nan),        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,12 +104,48 @@ static void test_adamw(void **state)
     free(long_v);
 }
 
+/* The copy is the new p, rounded to what is asked; without one the same p comes out. */
+static void test_adamw_copy(void **state)
+{
+    (void)state;
+    enum { N = 9001 };
+    float *p = array(N, 1), *g = array(N, 1), *m = array_of(N, 0), *v = array_of(N, 0);
+    static uint16_t half[N];
+    static float same[N];
+    void *const copy[] = {NULL, same, half};
+    float *first = NULL;
+    for (int k = 0; k < 3; k++) {
+        float *q = array_copy(p, N), *mk = array_copy(m, N), *vk = array_copy(v, N);
+        launch(BSK_ADAMW,
+               (bsk_call){.p = {q, g, mk, vk, copy[k]},
+                          .n = {N},
+                          .f = {0.1, 0.9, 0.99, 1e-8, 0.01, 0.1, 0.01, 1},
+                          .out = k == 2 ? BS_DTYPE_BF16 : BS_DTYPE_F32},
+               pars[k]);
+        if (k == 0)
+            first = array_copy(q, N);
+        same_bits("p", q, first, N);
+        array_free(q, N);
+        array_free(mk, N);
+        array_free(vk, N);
+    }
+    same_bits("copy", same, first, N);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(half[i], bsi_f32_to_bf16(first[i]));
+    array_free(first, N);
+    array_free(p, N);
+    array_free(g, N);
+    array_free(m, N);
+    array_free(v, N);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_sum_cancels),
         cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_adamw_copy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

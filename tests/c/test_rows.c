@@ -43,9 +43,10 @@ typedef struct box {
     int64_t n[MICROS];
 } box;
 
-static void box_open(box *x, const char *spec, int table, bs_home home, const bs_io_cfg *io)
+static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_home home,
+                        const bs_io_cfg *io)
 {
-    const bs_store_key key = {"h.0", COLS, BS_DTYPE_F32, BS_KEEP_DEVICE};
+    const bs_store_key key = {"h.0", COLS, type, BS_KEEP_DEVICE};
     size_t store, rows, host, acc = ROWS * COLS * sizeof(float);
     memset(x, 0, sizeof *x);
     x->table = table;
@@ -71,6 +72,11 @@ static void box_open(box *x, const char *spec, int table, bs_home home, const bs
     assert_int_equal(st.host_bytes, host);
     if (x->e->props.executes)
         assert_int_equal(bs_host_bytes(BS_TAG_ROWS) - accounted, host);
+}
+
+static void box_open(box *x, const char *spec, int table, bs_home home, const bs_io_cfg *io)
+{
+    box_open_as(x, spec, table, BS_DTYPE_F32, home, io);
 }
 
 static void box_close(box *x)
@@ -234,6 +240,39 @@ static void test_grad(void **state)
     box_close(&x);
 }
 
+/* A key of bf16 gets rounded rows; its gradient is scattered by devices that compute in bf16. */
+static void test_bf16_key(void **state)
+{
+    (void)state;
+    const int64_t ids[] = {3, 0, ROWS - 1, 3};
+    for (int k = 0; k < 2; k++) {
+        box x;
+        bs_array *a;
+        box_open_as(&x, "check:cpu", k ? bf16_table : f32_table, BS_DTYPE_BF16, BS_HOME_RAM, NULL);
+        set_ids(&x, 0, 4, ids);
+        OK(bs_batch_begin(x.b, 1));
+        OK(bs_rows_gather(x.r, x.s, 0, 0, 0.75));
+        OK(bs_store_read(x.s, 0, 0, &a));
+        const float *got = a->data;
+        for (int i = 0; i < 4 * COLS; i++) {
+            uint16_t want = bsi_f32_to_bf16(0.75f * stored(x.table, ids[i / COLS], i % COLS));
+            assert_int_equal(bsi_f32_to_bf16(got[i]), want);
+        }
+        bs_array_free(a);
+        bs_place acc = bsi_place(x.acc, BS_DTYPE_F32, ROWS, ROWS, COLS);
+        assert_int_equal(bs_rows_grad(x.r, x.s, 0, 0, 1, &acc), BS_UNSUPPORTED);
+        assert_non_null(strstr(bs_error()->msg, "'scatter_rows' takes f32, not bf16"));
+        assert_int_equal(bs_dev_violations(x.dev, NULL), 0);
+        box_close(&x);
+    }
+    box x;
+    box_open_as(&x, "cpu", f32_table, BS_DTYPE_F16, BS_HOME_RAM, NULL);
+    set_ids(&x, 0, 4, ids);
+    assert_int_equal(bs_rows_gather(x.r, x.s, 0, 0, 1), BS_SHAPE);
+    assert_non_null(strstr(bs_error()->msg, "gives f32 or bf16, key 'h.0' holds f16"));
+    box_close(&x);
+}
+
 static void test_no_memory(void **state)
 {
     (void)state;
@@ -265,8 +304,9 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gather), cmocka_unit_test(test_bad_ids),
-                                       cmocka_unit_test(test_grad), cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_changed_file)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gather),    cmocka_unit_test(test_bad_ids),
+        cmocka_unit_test(test_grad),      cmocka_unit_test(test_bf16_key),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_changed_file)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -280,7 +280,8 @@ static void test_lost_device(void **state)
         OK(bs_plan_new(&pc, &r.plan));
         OK(bs_dev_open("check:cpu", &dc, &r.dev));
         size_t results = r.slot * (size_t)fx.n_visits;
-        bs_engine_cfg ec = {r.dev, results + bs_plan_device_bytes(r.plan), 0, FX_BLOCKS, 0};
+        bs_engine_cfg ec = {
+            .dev = r.dev, .pool_bytes = results + bs_plan_device_bytes(r.plan), .n_blocks = FX_BLOCKS};
         if ((st = bs_engine_open(&ec, &r.e)) == BS_OK) {
             OK(bsi_pool_region(r.e->pool, "results", results, &r.seen));
             st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .plan = r.plan}, &r.s);

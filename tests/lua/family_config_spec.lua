@@ -179,7 +179,7 @@ describe("config.json", function()
     refuses("mistral", { num_key_value_heads = 3 }, "4 attention heads do not share 3")
     refuses("llama", { rope_theta = "big" }, "'rope_theta' is big")
     refuses("llama", { rope_scaling = { rope_type = "spiral" } }, "rope type 'spiral' is not supported")
-    refuses("llama", { rope_scaling = { rope_type = "linear" } }, "'linear' needs the number 'factor'")
+    refuses("llama", { rope_scaling = { rope_type = "linear" } }, "'linear' needs the positive number 'factor'")
     local function longrope(short, long)
       return { rope_scaling = { type = "longrope", short_factor = short, long_factor = long } }
     end

@@ -6,7 +6,7 @@ local job = require "bs.job"
 local qwen3 = require "bs.family.qwen3"
 local tiny = require "tiny"
 
-local broken = { VOCAB = 300 }
+local broken = { VOCAB = 400 } -- more than one tile of the head
 
 function broken.read(path)
   local f <close> = assert(io.open(path, "rb"))
@@ -21,7 +21,7 @@ end
 
 local root = tiny.folder("broken-" .. bs.pid())
 local good = root .. "/good"
-tiny.checkpoint(good, qwen3, tiny.qwen3_config(), "bf16")
+tiny.checkpoint(good, qwen3, tiny.qwen3_config { vocab_size = broken.VOCAB }, "bf16")
 broken.root, broken.good = root, good
 broken.weights = broken.read(good .. "/model.safetensors")
 broken.config = bs.json.decode(broken.read(good .. "/config.json"))

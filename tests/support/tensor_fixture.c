@@ -11,6 +11,11 @@ void fix_ok(bs_status st, const char *call, const char *file, int line)
 
 void fix_open(fixture *f, const char *spec, int64_t tokens)
 {
+    fix_open_as(f, spec, BS_DTYPE_F32, tokens);
+}
+
+void fix_open_as(fixture *f, const char *spec, bs_dtype compute, int64_t tokens)
+{
     memset(f, 0, sizeof *f);
     f->random = 1;
     ok(bs_dev_open(spec, &(bs_dev_cfg){.threads = 2}, &f->dev));
@@ -18,7 +23,8 @@ void fix_open(fixture *f, const char *spec, int64_t tokens)
                          .pool_bytes = 8 << 20,
                          .expand_bytes = FIX_EXPAND_BYTES,
                          .n_blocks = 2,
-                         .seed = 11};
+                         .seed = 11,
+                         .compute = compute};
     ok(bs_engine_open(&cfg, &f->e));
     ok(bs_batch_open(f->e, &(bs_batch_cfg){.micros = 2, .tokens = tokens, .rows = 4}, &f->batch));
     ok(bsi_pool_region(f->e->pool, "block", FIX_BLOCK_BYTES, &f->block));
@@ -106,16 +112,16 @@ bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, co
 {
     static float bytes[1 << 14];
     int64_t n = 1;
-    bs_tensor_info info = {.name = name, .dtype = t, .ndim = ndim, .expand_offset = UINT64_MAX};
+    bs_tensor_info info = {.name = name, .dtype = t, .ndim = ndim, .expand_offset = UINT64_MAX, .compute = f->e->dtype};
     for (int i = 0; i < ndim; i++)
         n *= info.dim[i] = dim[i];
     info.bytes = (size_t)n * bs_dtype_size(t);
     info.slot_offset = f->block_used;
     f->block_used += bsi_round_up(info.bytes, 256);
     assert_true(f->block_used <= FIX_BLOCK_BYTES && n <= 1 << 14);
-    if (t != BS_DTYPE_F32) {
+    if (t != f->e->dtype) {
         info.expand_offset = f->expand_used;
-        f->expand_used += bsi_round_up((size_t)n * sizeof(float), 256);
+        f->expand_used += bsi_round_up((size_t)n * bs_dtype_size(f->e->dtype), 256);
     }
     for (int64_t i = 0; i < n; i++)
         store(t, v, bytes, i);

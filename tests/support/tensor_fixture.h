@@ -28,6 +28,7 @@ void fix_ok(bs_status st, const char *call, const char *file, int line);
 
 /* tokens: capacity of the two micro-batches. Not sealed: ropes can be made; call fix_seal then. */
 void fix_open(fixture *f, const char *spec, int64_t tokens);
+void fix_open_as(fixture *f, const char *spec, bs_dtype compute, int64_t tokens);
 void fix_seal(fixture *f);
 void fix_close(fixture *f); /* also: a check device has seen no violation */
 

@@ -52,6 +52,7 @@ static void cpu_props(const bs_dev *dev, bs_dev_props *out)
     (void)dev;
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     out->executes = true;
+    out->bf16 = false;
     out->alignment = ALIGNMENT;
     out->total_bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
 }
@@ -142,6 +143,19 @@ static bs_status cpu_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
     return BS_OK;
 }
 
+/* Kernels compute in f32; those that only round a result to `out` can write bf16. */
+static bs_status check_types(const bsi_kcall *call, const char *label)
+{
+    bool rounds = call->op == BSK_EXPAND || call->op == BSK_ADAMW;
+    if (call->dtype != BS_DTYPE_F32)
+        return bsi_fail(BS_UNSUPPORTED, "%s: the cpu kernel '%s' takes f32, not %s", label,
+                        bsk_cpu[call->op].name, bs_dtype_name(call->dtype));
+    if (call->out != BS_DTYPE_F32 && !(rounds && call->out == BS_DTYPE_BF16))
+        return bsi_fail(BS_UNSUPPORTED, "%s: the cpu kernel '%s' gives f32%s, not %s", label,
+                        bsk_cpu[call->op].name, rounds ? " or bf16" : "", bs_dtype_name(call->out));
+    return BS_OK;
+}
+
 static bs_status cpu_launch(bsi_queue *q, const bsi_kcall *call)
 {
     cpu_queue *cq = q->impl;
@@ -149,6 +163,7 @@ static bs_status cpu_launch(bsi_queue *q, const bsi_kcall *call)
     if (!bsk_cpu[call->op].fn)
         return bsi_fail(BS_UNSUPPORTED, "%s: the cpu device has no kernel number %d",
                         label ? label : "launch", (int)call->op);
+    BSI_TRY(check_types(call, label));
     cpu_node *n = bsi_cpu_node(cq, CPU_LAUNCH, label ? label : "launch");
     if (!n)
         return BS_NOMEM;
@@ -160,6 +175,8 @@ static bs_status cpu_launch(bsi_queue *q, const bsi_kcall *call)
     }
     memcpy(c->n, call->n, sizeof c->n);
     memcpy(c->f, call->f, sizeof c->f);
+    c->dtype = (int)call->dtype;
+    c->out = (int)call->out;
     c->par = cq->par;
     bsi_cpu_issue(cq, n);
     return BS_OK;
