@@ -477,6 +477,11 @@ BS_API BS_NODISCARD bs_status bs_params_norm(bs_params *p, double *out);
 /* One AdamW step over all parameters; norm is the value of bs_params_norm of this step. */
 BS_API BS_NODISCARD bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm);
 
+/* W [out, in] += scale B A on the host, computed in f32 and rounded once to W's dtype (f32, bf16, f16); A
+   [r, in] and B [out, r] are f32. threads: 0 = the online cores; they change no bits. */
+BS_API BS_NODISCARD bs_status bs_lora_merge(bs_array *w, const bs_array *a, const bs_array *b, double scale,
+                                            int threads);
+
 /* ---- weights as the ops see them ------------------------------------------------------------------------ */
 
 typedef struct bs_weight bs_weight; /* one tensor of a block (norm weight, bias, gate) */

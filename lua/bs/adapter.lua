@@ -7,6 +7,7 @@ local lora = require "bs.lora"
 local model = require "bs.model"
 
 local adapter = {}
+local CONFIG <const>, TENSORS <const> = "adapter_config.json", "adapter_model.safetensors"
 
 -- Options of PEFT that change the mathematics and that we do not have.
 local refused = {
@@ -53,15 +54,30 @@ local function spec_of(path, config)
   return spec
 end
 
---- Read a folder for a model. Returns the adapter list (as lora.select) and a table of arrays
--- {full -> {a, b}} in f32, and the config.
-function adapter.load(m, dir)
-  local path = dir .. "/adapter_config.json"
-  local config = checkpoint.read_json(path)
-  check_config(path, config)
-  local spec = spec_of(path, config)
-  local file, message = bs.safetensors.open(dir .. "/adapter_model.safetensors")
-  if not file then bs.fail(1, "%s", message) end
+-- ---- reading -------------------------------------------------------------------------------------------
+
+local saved = {}
+saved.__index = saved
+
+local function read_f32(file, t)
+  local a = file:read(t.name)
+  if t.dtype == "f32" then return a end
+  local wide = a:cast("f32")
+  a:close()
+  return wide
+end
+
+--- The matrices A [r, in] and B [out, r] of an adapter of the list, f32.
+function saved:read(full)
+  local t = self.tensors[full]
+  return read_f32(self.file, t.a), read_f32(self.file, t.b)
+end
+
+function saved:close() self.file:close() end
+saved.__close = saved.close
+
+-- The tensors of the file by linear: full -> {a, b} as the file describes them.
+local function find_tensors(m, file)
   local prefix, linears, found = m.family.peft_prefix, {}, {}
   model.each_linear(m, function(l) linears[l.full] = l end)
   for _, t in ipairs(file:tensors()) do
@@ -75,15 +91,13 @@ function adapter.load(m, dir)
       bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
     end
     found[name] = found[name] or {}
-    found[name][ab == "A" and "a" or "b"] = file:read(t.name):cast("f32")
+    found[name][ab == "A" and "a" or "b"] = t
   end
-  local list = adapter.match(m, spec, found, file:path())
-  file:close()
-  return list, found, config
+  return found
 end
 
---- The adapters that a set of arrays describes, in model order, shapes checked.
-function adapter.match(m, spec, found, path)
+-- The adapters that the tensors make, in model order, shapes checked.
+local function match(m, spec, found, path)
   local list = {}
   for _, a in ipairs(lora.select(m, {
     targets = "all", r = spec.r, alpha = spec.alpha, rslora = spec.rslora, dropout = spec.dropout,
@@ -94,7 +108,7 @@ function adapter.match(m, spec, found, path)
       if not (f.a and f.b) then
         bs.fail(1, "%s: '%s' has only one of lora_A and lora_B", path, a.full)
       end
-      local da, db = f.a:dims(), f.b:dims()
+      local da, db = f.a.dims, f.b.dims
       if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
         bs.fail(1, "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
           path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
@@ -105,6 +119,23 @@ function adapter.match(m, spec, found, path)
   if #list == 0 then bs.fail(1, "%s: holds no adapter for this model", path) end
   return list
 end
+
+--- Open an adapter folder for a model: {list (as lora.select), spec (r, alpha, rslora, ...), config,
+-- tensors, read(full), close}. suffix: of both files' names; "" for a folder in use.
+function adapter.open(m, dir, suffix)
+  local path = dir .. "/" .. CONFIG .. (suffix or "")
+  local config = checkpoint.read_json(path)
+  check_config(path, config)
+  local spec = spec_of(path, config)
+  local file, message = bs.safetensors.open(dir .. "/" .. TENSORS .. (suffix or ""))
+  if not file then bs.fail(1, "%s", message) end
+  local tensors = find_tensors(m, file)
+  local self = { config = config, spec = spec, file = file, tensors = tensors }
+  self.list = match(m, spec, tensors, file:path())
+  return setmetatable(self, saved)
+end
+
+-- ---- writing -------------------------------------------------------------------------------------------
 
 -- adapter_config.json as PEFT writes it: sorted keys, defaults spelled out.
 local function peft_config(job, list)

@@ -100,9 +100,8 @@ local function choose_trainables(self)
     self.lowest = 0
   elseif cfg.trainable == "lora" then
     if cfg.adapter then
-      self.adapters, self.initial, self.adapter_config = adapter.load(m, cfg.adapter)
-      local c = self.adapter_config
-      self.lora_spec = { r = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true }
+      self.saved = adapter.open(m, cfg.adapter)
+      self.adapters, self.lora_spec = self.saved.list, self.saved.spec
     else
       self.lora_spec = lora.spec(cfg.lora)
       self.adapters = lora.select(m, self.lora_spec)
@@ -264,14 +263,16 @@ end
 local function load_parameters(self)
   if self.cfg.trainable ~= "lora" then return end
   for _, a in ipairs(self.adapters) do
-    local given = self.initial and self.initial[a.full]
-    if given then
-      self.params:set(a.a, given.a)
-      self.params:set(a.b, given.b)
+    if self.saved then
+      local first, second = self.saved:read(a.full)
+      self.params:set(a.a, first)
+      self.params:set(a.b, second)
     else
       self.params:init_kaiming(a.a, self.cfg.seed)
     end
   end
+  if self.saved then self.saved:close() end
+  self.saved = nil
 end
 
 -- The device, and what it is to compute in: "auto" is left to the checkpoint where there is a choice.
@@ -316,6 +317,8 @@ end
 
 function methods:close()
   close_objects(self)
+  if self.saved then self.saved:close() end
+  self.saved = nil
   if self.device then self.device:close() end
   self.device = nil
 end

@@ -280,7 +280,8 @@ bs_status bs_st_writer_finish(bs_st_writer *w)
         return bsi_fail(BS_STATE, "'%s' is finished already", w->path);
     for (int64_t i = 0; w->given < w->n && i < w->n; i++)
         if (!w->item[i].given)
-            return bsi_fail(BS_STATE, "'%s' cannot be finished: tensor '%s' was not given (%lld of %lld)",
+            return bsi_fail(BS_STATE,
+                            "'%s' cannot be finished: tensor '%s' was not given (%lld of %lld)",
                             w->path, w->item[i].t.name, (long long)w->given, (long long)w->n);
     return bsi_out_commit(&w->out);
 }
