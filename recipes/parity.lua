@@ -8,7 +8,8 @@
 -- greedy, lora.loss, lora.logits, grad.<peft name>, train.losses, fullgrad.<parameter>. Learning rate and
 -- the other numbers of the training losses come from reference.json beside it. In bf16, hidden states, logits
 -- and losses may differ by 1.5 times what the reference's own bf16 run differs by (bf16_logits_rel_err and
--- bf16_loss_abs_err of reference.json); everything else is reported and decides nothing.
+-- bf16_loss_abs_err of reference.json); everything else is reported and decides nothing. Entries vl.* (images) are
+-- not checked; a note says so.
 local bs = require "bs"
 local args = require "bs.args"
 local job = require "bs.job"

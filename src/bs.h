@@ -254,14 +254,15 @@ typedef struct bs_dev_cfg {
 } bs_dev_cfg;
 
 typedef struct bs_dev_props {
-    char name[64];     /* "cpu", "meta", "check:cpu" */
+    char name[64];     /* "cpu", "meta", "cuda", "check:cpu", ... */
     bool executes;     /* false: meta */
     bool bf16;         /* engines can compute in bf16 */
     size_t alignment;  /* of every device address handed out */
-    size_t total_bytes;
+    size_t total_bytes; /* cuda: what was free when it was opened, after 32 MiB of workspace */
 } bs_dev_props;
 
-/* spec: "cpu", "meta", "check:cpu", "check:meta". */
+/* spec: "cpu", "meta", "cuda" (of builds that have it: the first GPU of CUDA_VISIBLE_DEVICES), or one of
+   them behind "check:". */
 BS_API BS_NODISCARD bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out);
 BS_API void bs_dev_close(bs_dev *dev);
 BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
@@ -702,19 +703,19 @@ BS_API BS_NODISCARD bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int
                                            const bs_place *acc);
 BS_API void bs_rows_stats_get(const bs_rows *r, bs_rows_stats *out);
 
-/* ---- tokenizer: the tokenizer.json of Hugging Face ------------------------------------------------------------------ */
+/* ---- tokenizer: the tokenizer.json of Hugging Face ------------------------------------------- */
 
-typedef struct bs_tok bs_tok;               /* never changes after open: any number of threads may use it */
-typedef struct bs_tok_work bs_tok_work;     /* the buffers of one thread */
+typedef struct bs_tok bs_tok;           /* never changes after open: any number of threads may use it */
+typedef struct bs_tok_work bs_tok_work; /* the buffers of one thread */
 typedef struct bs_tok_stream bs_tok_stream; /* decodes one id after the other */
 typedef struct bs_tok_lines bs_tok_lines;   /* the ids of every line of a file */
 
-enum { /* flags */
-    BS_TOK_SPECIAL = 1,      /* encode: what the post-processor puts around the text (BOS) */
-    BS_TOK_LITERAL = 2,      /* encode: tokens marked special are plain text when the text holds them */
-    BS_TOK_SPANS = 4,        /* encode: also say which bytes of the text each id stands for */
-    BS_TOK_SKIP_SPECIAL = 8, /* decode: leave out tokens marked special */
-    BS_TOK_DEFAULT = 0
+/* Flags; 0 is none. */
+enum {
+    BS_TOK_SPECIAL = 1,     /* encode: what the post-processor puts around the text (BOS) */
+    BS_TOK_LITERAL = 2,     /* encode: tokens marked special are plain text when the text holds them */
+    BS_TOK_SPANS = 4,       /* encode: also say which bytes of the text each id stands for */
+    BS_TOK_SKIP_SPECIAL = 8 /* decode: leave out tokens marked special */
 };
 typedef struct bs_tok_span {
     uint32_t first, end; /* bytes [first, end), whole characters; empty for ids around the text */
@@ -725,9 +726,9 @@ typedef struct bs_tok_ids {
     int64_t n;
 } bs_tok_ids;
 
-/* path: a folder with tokenizer.json, or the file. tokenizer_config.json and generation_config.json beside
-   it are read for special ids when they are there. A part of the file that is not known is refused by
-   name. */
+/* path: a folder with tokenizer.json, or the file. tokenizer_config.json and generation_config.json
+   beside it are read for special ids when they are there. A part of the file that is not known is
+   refused by name. */
 BS_API BS_NODISCARD bs_status bs_tok_open(const char *path, bs_tok **out);
 BS_API void bs_tok_close(bs_tok *t); /* after its works, streams and lines */
 /* One more than the highest id. */
@@ -736,8 +737,8 @@ BS_API int64_t bs_tok_vocab_size(const bs_tok *t);
 BS_API int32_t bs_tok_id(const bs_tok *t, const char *piece, size_t n);
 /* The piece of an id; NULL: the id has none. */
 BS_API const char *bs_tok_piece(const bs_tok *t, int32_t id, size_t *n);
-/* Special ids by the name that tokenizer_config.json gives them without "_token": "bos", "eos", "pad", ...
-   -1: not named there, or named with a text that is no token. */
+/* Special ids by the name that tokenizer_config.json gives them without "_token": "bos", "eos", "pad",
+   ... -1: not named there, or named with a text that is no token. */
 BS_API int32_t bs_tok_special(const bs_tok *t, const char *name);
 BS_API int bs_tok_special_count(const bs_tok *t);
 BS_API const char *bs_tok_special_at(const bs_tok *t, int i, int32_t *id);
@@ -746,17 +747,17 @@ BS_API int bs_tok_stops(const bs_tok *t, const int32_t **ids);
 
 BS_API BS_NODISCARD bs_status bs_tok_work_new(const bs_tok *t, bs_tok_work **out);
 BS_API void bs_tok_work_free(bs_tok_work *w);
-/* Ids of the text, valid until the next call with the same work. Bytes that are not UTF-8 are encoded as
-   U+FFFD. */
+/* Ids of the text, valid until the next call with the same work. Bytes that are not UTF-8 are encoded
+   as U+FFFD. */
 BS_API BS_NODISCARD bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned flags,
                                             bs_tok_ids *out);
-/* Text of the ids (with a zero behind it), valid until the next call with the same work. An id without a
-   piece gives nothing; a negative one is an error. */
-BS_API BS_NODISCARD bs_status bs_tok_decode(bs_tok_work *w, const int32_t *ids, int64_t n, unsigned flags,
-                                            const char **text, size_t *text_n);
+/* Text of the ids (with a zero behind it), valid until the next call with the same work. An id without
+   a piece gives nothing; a negative one is an error. */
+BS_API BS_NODISCARD bs_status bs_tok_decode(bs_tok_work *w, const int32_t *ids, int64_t n,
+                                            unsigned flags, const char **text, size_t *text_n);
 
-/* What an id adds to the text: the pieces put together are what bs_tok_decode gives. Bytes of a character
-   that is not complete are held back. finish gives the rest and starts anew. */
+/* What an id adds to the text: the pieces put together are what bs_tok_decode gives. Bytes of a
+   character that is not complete are held back. finish gives the rest and starts anew. */
 BS_API BS_NODISCARD bs_status bs_tok_stream_new(const bs_tok *t, unsigned flags, bs_tok_stream **out);
 BS_API void bs_tok_stream_free(bs_tok_stream *s);
 BS_API BS_NODISCARD bs_status bs_tok_stream_push(bs_tok_stream *s, int32_t id, const char **text,

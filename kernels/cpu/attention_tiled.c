@@ -33,9 +33,13 @@ size_t bsk_attention_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D)
     return (size_t)SLOTS * (size_t)tile_floats(capacity) * sizeof(float);
 }
 
+/* The larger of what this file needs, two score tiles a slot, and the cuda kernels: per token a value a
+   head and an integer. */
 size_t bsk_attention_bwd_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D)
 {
-    return 2 * bsk_attention_scratch(capacity, H, K, D);
+    size_t tiles = 2 * bsk_attention_scratch(capacity, H, K, D);
+    size_t tokens = (size_t)capacity * ((size_t)H * sizeof(float) + sizeof(int32_t));
+    return BSI_MAX(tiles, tokens);
 }
 
 /* Keys [*from, *to) of key block [kb, ke) that query i sees. */

@@ -208,9 +208,8 @@ end
 local descends = { [K.norm_backward] = true, [K.backward] = true, [K.mix_backward] = true }
 
 local function gather_embeddings(job, run)
-  local c = job.model.config
   for j = 0, run.micros - 1 do
-    job.rows:gather(job.store, job.keys.h[0], j, c.embed_scale or 1.0)
+    job.rows:gather(job.store, job.keys.h[0], j, job.model.embed_scale)
   end
   observe(run, job, "hidden", 0)
 end

@@ -65,7 +65,7 @@ function methods:forward_backward(micros, opts)
   if embedding then
     local id = self.base[self.model.family.embed.name]
     for j = 0, #micros - 1 do
-      self.rows:grad(self.store, self.keys.g, j, self.model.config.embed_scale or 1.0, self.params, id)
+      self.rows:grad(self.store, self.keys.g, j, self.model.embed_scale, self.params, id)
     end
   end
   return self.head:loss(), count
@@ -107,7 +107,8 @@ function methods:step(micros, opts)
   end
   local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
   local norm = self.params:norm()
-  for what, v in pairs { loss = loss, ["the gradient's norm"] = norm } do
+  for _, check in ipairs { { "loss", loss }, { "the gradient's norm", norm } } do
+    local what, v = table.unpack(check)
     if not health.finite_number(v) then
       drop(self)
       health.diagnose(self, micros, what)

@@ -48,7 +48,11 @@ const char *bs_build_info(void)
 #else
         "gemm: plain loops (slow)\n"
 #endif
+#if BS_HAVE_CUDA
+        "cuda: yes (" BS_CUDA_ARCHS ")\n";
+#else
         "cuda: no\n";
+#endif
 }
 
 static bs_status set(bs_status st, int sys, const char *fmt, va_list ap)

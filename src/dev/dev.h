@@ -108,6 +108,7 @@ struct bs_dev {
 };
 
 extern const bsi_dev_ops bsi_dev_cpu, bsi_dev_meta, bsi_dev_check;
+extern const bsi_dev_ops bsi_dev_cuda; /* where BS_HAVE_CUDA */
 
 /* Thin wrappers in dev.c: check arguments, refuse a lost device, call the slot. */
 bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem **out);

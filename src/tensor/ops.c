@@ -82,8 +82,8 @@ static bs_status norm_run(bsi_space *s, bsi_op op, bs_tensor *x, const bs_weight
     int64_t T = c->n[0], C = c->n[1];
     BSI_TRY(like(s, x, x, &y));
     bool trainable = w->ref.grad.mem || (b && b->ref.grad.mem);
-    bs_status st = bsi_value_new(s, BS_DTYPE_F32, x->dim[0], x->capacity,
-                                 bsi_tensor_row(x) / C * each, &stats);
+    bs_status st =
+        bsi_value_new(s, BS_DTYPE_F32, x->dim[0], x->capacity, bsi_tensor_row(x) / C * each, &stats);
     if (st != BS_OK)
         return finish(st, op, y, out);
     c->arg[0] = bsi_act_read(s->e, x->value->at, T * C);

@@ -78,7 +78,7 @@ struct bs_tensor {
     bsi_label *label;
     bsi_value *value; /* NULL: its scope has ended */
     int refs;         /* of callers, and one of the open scope */
-    bs_dtype dtype; /* its value's */
+    bs_dtype dtype;   /* its value's */
     int ndim;
     int64_t dim[BS_MAX_DIMS];
     int64_t capacity; /* rows that dim 0 is allocated for */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** added.c: tokens that are recognised in text before anything else, leftmost first and longest at a place.
-** They are few and short, so a finder is a sorted list: at a byte that begins some token, the range of
-** tokens that agree with the text narrows byte by byte. Read at open, searched by any thread.
+** added.c: tokens that are recognised in text before anything else, leftmost first and longest at a
+** place. They are few and short, so a finder is a sorted list: at a byte that begins some token, the
+** range of tokens that agree with the text narrows byte by byte. Read at open, searched by any thread.
 */
 #include "text/text.h"
 
@@ -64,7 +64,8 @@ static bool stands_alone(const char *s, size_t n, size_t first, size_t end)
            (end == n || !bsi_is_word(bsi_utf8_get(s + end, &len)));
 }
 
-bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken, bool literal)
+bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
+                          bool literal)
 {
     unsigned len;
     for (size_t i = at; f->n && i < n; i++) {
@@ -100,7 +101,7 @@ void bsi_finder_free(bsi_finder *f)
     *f = (bsi_finder){0};
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bs_status add(bs_tok *t, const bsi_added *a, const char *text, size_t n)
 {
@@ -135,8 +136,8 @@ static bs_status add_normalized(bs_tok *t, const bsi_added *a, const char *text)
 
 static bs_status read_one(bs_tok *t, const cJSON *o)
 {
-    static const char *const keys[] = {"id",     "content",    "single_word", "lstrip", "rstrip",
-                                       "normalized", "special", NULL};
+    static const char *const keys[] = {"id",     "content",    "single_word", "lstrip",
+                                       "rstrip", "normalized", "special",     NULL};
     static const char where[] = "added token";
     bsi_added a = {0};
     const char *text = NULL;
@@ -156,16 +157,17 @@ static bs_status read_one(bs_tok *t, const cJSON *o)
         return bsi_fail(BS_FORMAT, "added token '%.80s': its id is not a number from 0 to %u", text,
                         BSI_MAX_ID);
     if (a.single_word && !BS_HAVE_UTF8PROC)
-        return bsi_fail(BS_UNSUPPORTED, "added token '%.80s': single_word needs utf8proc, which this build "
-                                        "lacks (install libutf8proc-dev and build again)",
+        return bsi_fail(BS_UNSUPPORTED,
+                        "added token '%.80s': single_word needs utf8proc, which this build "
+                        "lacks (install libutf8proc-dev and build again)",
                         text);
     a.id = (uint32_t)id->valuedouble;
     uint32_t known = bsi_vocab_id(&t->vocab, text, strlen(text));
     if (known == BSI_NO_ID)
         BSI_TRY(bsi_vocab_add(&t->vocab, text, strlen(text), a.id));
     else if (known != a.id)
-        return bsi_fail(BS_FORMAT, "added token '%.80s' has the id %u, but the vocabulary gives it %u", text,
-                        a.id, known);
+        return bsi_fail(BS_FORMAT, "added token '%.80s' has the id %u, but the vocabulary gives it %u",
+                        text, a.id, known);
     return a.normalized && t->norms.n ? add_normalized(t, &a, text) : add(t, &a, text, strlen(text));
 }
 
@@ -176,8 +178,8 @@ static bs_status finish(bsi_finder *f)
     for (size_t i = 1; i < f->n; i++)
         if (!compare(&f->token[i - 1], &f->token[i]))
             return bsi_fail(BS_FORMAT, "added token '%.*s' is there twice (ids %u and %u)",
-                            (int)BSI_MIN(f->token[i].n, (size_t)80), f->token[i].text, f->token[i - 1].id,
-                            f->token[i].id);
+                            (int)BSI_MIN(f->token[i].n, (size_t)80), f->token[i].text,
+                            f->token[i - 1].id, f->token[i].id);
     size_t at = 0;
     for (unsigned c = 0; c <= 256; c++) {
         while (at < f->n && (unsigned char)f->token[at].text[0] < c)

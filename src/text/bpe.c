@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** bpe.c: byte-pair encoding of one word (Sennrich et al. 2016): from single characters or bytes, always
-** the adjacent pair of lowest rank, leftmost first. Short words by scanning, long ones with a heap of
-** (rank, position) whose stale entries are skipped, so a word of n symbols costs O(n log n). Where no
-** merge joins the characters on both sides of a place the word is cut first: the pieces cannot touch each
-** other, so the ids are the same, and models that never split text get short words as well. Tables are
-** read-only after open; a bsi_bpe_work belongs to one thread.
+** bpe.c: byte-pair encoding of one word (Sennrich et al. 2016): from single characters or bytes,
+** always the adjacent pair of lowest rank, leftmost first. Short words by scanning, long ones with a
+** heap of (rank, position) whose stale entries are skipped, so a word of n symbols costs O(n log n).
+** Where no merge joins the characters on both sides of a place the word is cut first: the pieces
+** cannot touch each other, so the ids are the same, and models that never split text get short words
+** as well. Tables are read-only after open; a bsi_bpe_work belongs to one thread.
 */
 #include "text/text.h"
 
 #include <string.h>
 
-#define SHORT_WORD 24  /* symbols; above it the heap wins */
-#define MEMO_WORD 22   /* bytes */
-#define MEMO_IDS 8
-#define MEMOS 8192     /* a power of two */
+#define SHORT_WORD 24 /* symbols; above it the heap wins */
+#define MEMO_WORD  22 /* bytes */
+#define MEMO_IDS   8
+#define MEMOS      8192 /* a power of two */
 #define JOINT_BITS 20
 
 struct bsi_memo { /* one cache line; len 0: empty */
@@ -24,7 +24,7 @@ struct bsi_memo { /* one cache line; len 0: empty */
     uint8_t end[MEMO_IDS];
 };
 
-/* ---- tables ------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 uint32_t bsi_byte_symbol(unsigned char byte)
 {
@@ -73,7 +73,8 @@ static bs_status read_merge(bsi_tokjson *j, bsi_buf *s, size_t *left)
         if (!bsi_tokjson_take(j, ','))
             return bsi_tokjson_fail(j, "',' between the two pieces of a merge");
         BSI_TRY(bsi_tokjson_string(j, s));
-        return bsi_tokjson_take(j, ']') ? BS_OK : bsi_tokjson_fail(j, "']' after the two pieces of a merge");
+        return bsi_tokjson_take(j, ']') ? BS_OK
+                                        : bsi_tokjson_fail(j, "']' after the two pieces of a merge");
     }
     BSI_TRY(bsi_tokjson_string(j, s));
     char *space = memchr(s->p, ' ', s->n);
@@ -99,12 +100,12 @@ static bs_status read_merges(bsi_bpe *b, const bsi_vocab *v, bsi_tokjson *j, bsi
         bsi_merge m = {bsi_vocab_id(v, s->p, left), bsi_vocab_id(v, s->p + left, s->n - left),
                        bsi_vocab_id(v, s->p, s->n)};
         if (m.left == BSI_NO_ID || m.right == BSI_NO_ID || m.made == BSI_NO_ID)
-            return bsi_fail(BS_FORMAT, "merge %zu ('%.*s' + '%.*s'): %s is not a piece of the vocabulary",
-                            b->n_merges, (int)BSI_MIN(left, 80u), s->p, (int)BSI_MIN(s->n - left, 80u),
-                            s->p + left,
-                            m.left == BSI_NO_ID    ? "the first"
-                            : m.right == BSI_NO_ID ? "the second"
-                                                   : "the result");
+            return bsi_fail(
+                BS_FORMAT, "merge %zu ('%.*s' + '%.*s'): %s is not a piece of the vocabulary",
+                b->n_merges, (int)BSI_MIN(left, 80u), s->p, (int)BSI_MIN(s->n - left, 80u), s->p + left,
+                m.left == BSI_NO_ID    ? "the first"
+                : m.right == BSI_NO_ID ? "the second"
+                                       : "the result");
         void *p = b->merge;
         bs_status st = bsi_grow(&p, &b->cap, b->n_merges + 1, sizeof m);
         b->merge = p;
@@ -129,9 +130,11 @@ bs_status bsi_bpe_read(bsi_bpe *b, const bsi_vocab *v, bsi_tokjson *merges)
     for (size_t rank = 0; rank < b->n_merges; rank++) {
         const bsi_merge *m = &b->merge[rank];
         size_t i = pair_slot(b, m->left, m->right);
-        while (b->pair[i].rank != BSI_NO_ID && (b->pair[i].left != m->left || b->pair[i].right != m->right))
+        while (b->pair[i].rank != BSI_NO_ID &&
+               (b->pair[i].left != m->left || b->pair[i].right != m->right))
             i = (i + 1) & (b->pairs - 1);
-        b->pair[i] = (bsi_pair){m->left, m->right, (uint32_t)rank}; /* named twice: the last one counts */
+        b->pair[i] =
+            (bsi_pair){m->left, m->right, (uint32_t)rank}; /* named twice: the last one counts */
     }
     return BS_OK;
 }
@@ -165,8 +168,9 @@ bs_status bsi_bpe_finish(bsi_bpe *b, const bsi_vocab *v)
                          : snprintf(name, sizeof name, "<0x%02X>", c);
         b->byte_id[c] = bsi_vocab_id(v, name, (size_t)n);
         if (b->bytes && b->byte_fallback && b->byte_id[c] == BSI_NO_ID)
-            return bsi_fail(BS_UNSUPPORTED, "byte_fallback with ByteLevel needs all 256 byte symbols; byte "
-                                            "0x%02X has none",
+            return bsi_fail(BS_UNSUPPORTED,
+                            "byte_fallback with ByteLevel needs all 256 byte symbols; byte "
+                            "0x%02X has none",
                             c);
     }
     for (char c = 0; c >= 0 && c < 127; c++)
@@ -183,7 +187,7 @@ void bsi_bpe_free(bsi_bpe *b)
     *b = (bsi_bpe){0};
 }
 
-/* ---- symbols of a word ------------------------------------------------------------------------------ */
+/* ---- symbols of a word ----------------------------------------------------------------------- */
 
 static void add_symbol(bsi_bpe_work *w, uint32_t id, size_t first, size_t len)
 {
@@ -198,8 +202,8 @@ static uint32_t char_id(const bs_tok *t, const char *s, unsigned len)
 }
 
 /* One symbol per character or byte. What has no piece becomes its bytes <0xHH> when all of them exist,
-   else the unknown token (neighbours as one when fuse_unk), else nothing. An unknown token waits for the
-   next character that has a piece, or for the end: bytes that come between go in front of it. */
+   else the unknown token (neighbours as one when fuse_unk), else nothing. An unknown token waits for
+   the next character that has a piece, or for the end: bytes that come between go in front of it. */
 static void make_symbols(const bs_tok *t, bsi_bpe_work *w, const char *s, size_t first, size_t end)
 {
     const bsi_bpe *b = &t->bpe;
@@ -238,7 +242,7 @@ static void make_symbols(const bs_tok *t, bsi_bpe_work *w, const char *s, size_t
         add_symbol(w, b->unk, unk.first, unk.len);
 }
 
-/* ---- merging -------------------------------------------------------------------------------------------- */
+/* ---- merging --------------------------------------------------------------------------------- */
 
 static void merge_short(const bsi_bpe *b, bsi_bpe_work *w)
 {
@@ -346,7 +350,7 @@ static bs_status merge_long(const bsi_bpe *b, bsi_bpe_work *w)
     return BS_OK;
 }
 
-/* ---- words ---------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static bsi_memo *memo_of(bsi_bpe_work *w, const char *s, size_t n)
 {
@@ -379,7 +383,8 @@ static bs_status whole_word(const bs_tok *t, bsi_bpe_work *w, const char *s, siz
         w->mapped.n = 0;
         BSI_TRY(bsi_buf_reserve(&w->mapped, 2 * n));
         for (size_t i = 0; i < n; i++)
-            w->mapped.n += bsi_utf8_put(bsi_byte_symbol((unsigned char)s[i]), w->mapped.p + w->mapped.n);
+            w->mapped.n +=
+                bsi_utf8_put(bsi_byte_symbol((unsigned char)s[i]), w->mapped.p + w->mapped.n);
         s = w->mapped.p;
         n = w->mapped.n;
     }
@@ -440,8 +445,8 @@ bs_status bsi_bpe_word(const bs_tok *t, bs_tok_work *w, const bsi_view *v, bsi_r
     for (uint32_t c, before = 0; i < r.end; i += len, before = c, last = len) {
         c = bsi_utf8_get(v->p + i, &len);
         size_t bit = joint_bit(before, c);
-        if (i == r.first || b->joint[bit / 64] >> bit % 64 & 1 || char_id(t, v->p + i, len) == BSI_NO_ID ||
-            char_id(t, v->p + i - last, last) == BSI_NO_ID)
+        if (i == r.first || b->joint[bit / 64] >> bit % 64 & 1 ||
+            char_id(t, v->p + i, len) == BSI_NO_ID || char_id(t, v->p + i - last, last) == BSI_NO_ID)
             continue;
         BSI_TRY(encode(t, w, v, first, i));
         first = i;

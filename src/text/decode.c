@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** decode.c: from ids back to text. The decoder of the file is a flat list of stages; each takes tokens, or
-** after a stage that joins them (Fuse, ByteLevel) parts of one long token, and feeds the next. A stage
-** holds back what later input may change: bytes of an incomplete character, a run of <0xHH>, characters
-** that Strip may remove at the end, and the whole text for a stage that works on a joined token. Decoding
-** at once is the same stream, fed and finished. A stream is used by one thread.
+** decode.c: from ids back to text. The decoder of the file is a flat list of stages; each takes
+** tokens, or after a stage that joins them (Fuse, ByteLevel) parts of one long token, and feeds the
+** next. A stage holds back what later input may change: bytes of an incomplete character, a run of
+** <0xHH>, characters that Strip may remove at the end, and the whole text for a stage that works on a
+** joined token. Decoding at once is the same stream, fed and finished. A stream is used by one thread.
 */
 #include "text/text.h"
 
@@ -30,7 +30,7 @@ static const char bad_char[] = "\xEF\xBF\xBD"; /* U+FFFD */
 
 static bs_status feed(bs_tok_stream *s, size_t i, const char *text, size_t n);
 
-/* ---- stages ------------------------------------------------------------------------------------- */
+/* ---- stages ---------------------------------------------------------------------------------- */
 
 /* The held bytes as characters; what may be the beginning of one stays unless `all`. */
 static bs_status flush_bytes(bs_tok_stream *s, size_t i, bool all)
@@ -121,7 +121,8 @@ static bs_status strip_joined(bs_tok_stream *s, size_t i, const char *text, size
 {
     const bsi_decoder *op = &s->tok->decoders.op[i];
     stage *g = &s->stage[i];
-    while (!g->started && n && g->stripped < op->start && n >= op->n && !memcmp(text, op->text, op->n)) {
+    while (!g->started && n && g->stripped < op->start && n >= op->n &&
+           !memcmp(text, op->text, op->n)) {
         text += op->n;
         n -= op->n;
         g->stripped++;
@@ -175,7 +176,8 @@ static bs_status replace(bs_tok_stream *s, size_t i, const char *text, size_t n)
     return feed(s, i + 1, made->p, made->n);
 }
 
-/* The replacement becomes a space; in the first token it disappears when the encoder puts one in front. */
+/* The replacement becomes a space; in the first token it disappears when the encoder puts one in
+   front. */
 static bs_status metaspace(bs_tok_stream *s, size_t i, const char *text, size_t n)
 {
     const bsi_decoder *op = &s->tok->decoders.op[i];
@@ -259,7 +261,7 @@ static bs_status finish_stage(bs_tok_stream *s, size_t i)
     return BS_OK; /* what Strip still holds is what it strips */
 }
 
-/* ---- streams ---------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static void reset(bs_tok_stream *s)
 {
@@ -339,8 +341,8 @@ bs_status bs_tok_stream_finish(bs_tok_stream *s, const char **text, size_t *text
     return finish(s, text, text_n);
 }
 
-bs_status bs_tok_decode(bs_tok_work *w, const int32_t *ids, int64_t n, unsigned flags, const char **text,
-                        size_t *text_n)
+bs_status bs_tok_decode(bs_tok_work *w, const int32_t *ids, int64_t n, unsigned flags,
+                        const char **text, size_t *text_n)
 {
     if (!w->stream || w->stream->flags != flags) {
         bs_tok_stream_free(w->stream);
@@ -355,7 +357,7 @@ bs_status bs_tok_decode(bs_tok_work *w, const int32_t *ids, int64_t n, unsigned 
     return finish(s, text, text_n);
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bs_status add(bsi_decoders *out, bsi_decoder_kind kind, const char *text, bsi_decoder **op)
 {
@@ -366,8 +368,8 @@ static bs_status add(bsi_decoders *out, bsi_decoder_kind kind, const char *text,
     bool fused = out->n && (out->op[out->n - 1].fused || out->op[out->n - 1].kind == BSI_DECODE_FUSE ||
                             out->op[out->n - 1].kind == BSI_DECODE_BYTE_LEVEL);
     *op = &out->op[out->n];
-    **op = (bsi_decoder){.kind = kind, .fused = fused, .text = bsi_strdup(BS_TAG_MISC, text),
-                         .n = strlen(text)};
+    **op = (bsi_decoder){
+        .kind = kind, .fused = fused, .text = bsi_strdup(BS_TAG_MISC, text), .n = strlen(text)};
     if (!(*op)->text)
         return BS_NOMEM;
     out->n++;
@@ -409,7 +411,8 @@ static bs_status read_replace(bsi_decoders *out, const cJSON *o)
     if (!text)
         return bsi_fail(BS_FORMAT, "decoder Replace: 'content' is missing");
     BSI_TRY(add(out, BSI_DECODE_REPLACE, text, &op));
-    return bsi_pattern_read(cJSON_GetObjectItemCaseSensitive(o, "pattern"), "decoder Replace", &op->pattern);
+    return bsi_pattern_read(cJSON_GetObjectItemCaseSensitive(o, "pattern"), "decoder Replace",
+                            &op->pattern);
 }
 
 static bs_status read_metaspace(bsi_decoders *out, const cJSON *o)
@@ -442,8 +445,8 @@ static bs_status read_sequence(bsi_decoders *out, const cJSON *o)
 
 bs_status bsi_decoders_read(bsi_decoders *out, const cJSON *o)
 {
-    static const char *const byte_level_keys[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                                  NULL};
+    static const char *const byte_level_keys[] = {"type", "add_prefix_space", "trim_offsets",
+                                                  "use_regex", NULL};
     static const char *const plain_keys[] = {"type", NULL};
     bsi_decoder *op = NULL;
     if (!o || cJSON_IsNull(o))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** encode.c: from text to ids. Bytes that are not UTF-8 become U+FFFD; added tokens cut the text; what lies
-** between goes through normalizer, a second cut for the tokens that are looked for in normalized text,
-** pre-tokenizer and byte-pair encoding. A work holds every buffer of it and is used by one thread; the
-** tokenizer is only read.
+** encode.c: from text to ids. Bytes that are not UTF-8 become U+FFFD; added tokens cut the text; what
+** lies between goes through normalizer, a second cut for the tokens that are looked for in normalized
+** text, pre-tokenizer and byte-pair encoding. A work holds every buffer of it and is used by one
+** thread; the tokenizer is only read.
 */
 #include "text/text.h"
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** json.c: files and JSON. A tokenizer.json holds some hundred thousand pieces and merges and a small tree
-** of settings. cJSON makes the tree; the two big members are cut out before it sees the text and read in
-** place, which takes a fifth of the time and none of the memory, and keeps a zero character inside a piece
-** (cJSON's strings end there). Text is checked to be UTF-8 first; nothing here trusts it otherwise.
+** json.c: files and JSON. A tokenizer.json holds some hundred thousand pieces and merges and a small
+** tree of settings. cJSON makes the tree; the two big members are cut out before it sees the text and
+** read in place, which takes a fifth of the time and none of the memory, and keeps a zero character
+** inside a piece (cJSON's strings end there). Text is checked to be UTF-8 first; nothing here trusts
+** it otherwise.
 */
 #include "text/text.h"
 
@@ -27,8 +28,9 @@ bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_
         if (!got && ferror(f))
             st = bsi_fail_sys(BS_IO, errno, "file '%s' cannot be read", path);
         else if (b.n + got > limit)
-            st = bsi_fail(BS_FORMAT, "file '%s' is larger than %zu bytes, the limit for a file of its kind",
-                          path, limit);
+            st = bsi_fail(BS_FORMAT,
+                          "file '%s' is larger than %zu bytes, the limit for a file of its kind", path,
+                          limit);
     }
     fclose(f);
     if (st != BS_OK) {
@@ -46,8 +48,8 @@ bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected)
     if (j->p >= j->end)
         return bsi_fail(BS_FORMAT, "the text ends where %s is expected", expected);
     unsigned char c = (unsigned char)*j->p;
-    return bsi_fail(BS_FORMAT, "byte %zu: expected %s, found %s0x%02X", (size_t)(j->p - j->start), expected,
-                    c > 32 && c < 127 ? (char[]){'\'', (char)c, '\'', ' ', 0} : "", c);
+    return bsi_fail(BS_FORMAT, "byte %zu: expected %s, found %s0x%02X", (size_t)(j->p - j->start),
+                    expected, c > 32 && c < 127 ? (char[]){'\'', (char)c, '\'', ' ', 0} : "", c);
 }
 
 void bsi_tokjson_space(bsi_tokjson *j)
@@ -70,7 +72,9 @@ static bs_status hex4(bsi_tokjson *j, uint32_t *out)
     uint32_t v = 0;
     for (int i = 0; i < 4; i++, j->p++) {
         char c = j->p < j->end ? *j->p : 0;
-        int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int d = c >= '0' && c <= '9'                 ? c - '0'
+                : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                     : -1;
         if (d < 0)
             return bsi_tokjson_fail(j, "a hexadecimal digit");
         v = v << 4 | (uint32_t)d;
@@ -139,34 +143,33 @@ bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out)
     return BS_OK;
 }
 
-/* Past one value, looking only at brackets and strings. */
+static bool skip_string(bsi_tokjson *j)
+{
+    for (j->p++; j->p < j->end && *j->p != '"'; j->p++)
+        if (*j->p == '\\' && j->p + 1 < j->end)
+            j->p++;
+    return j->p++ < j->end;
+}
+
+/* Past one value, looking only at brackets and strings: what is skipped is parsed elsewhere. */
 static bs_status skip(bsi_tokjson *j)
 {
     size_t depth = 0;
     bsi_tokjson_space(j);
     const char *from = j->p;
-    for (; j->p < j->end; j->p++) {
+    while (j->p < j->end && (depth || strchr("\"[{", *j->p))) {
         char c = *j->p;
-        if (c == '"') {
-            for (j->p++; j->p < j->end && *j->p != '"'; j->p++)
-                if (*j->p == '\\')
-                    j->p++;
-            if (j->p >= j->end)
-                break;
-        } else if (c == '{' || c == '[') {
-            depth++;
-        } else if ((c == '}' || c == ']') && depth) {
-            depth--;
-        } else if (depth || !strchr(",}] \n\r\t", c)) {
-            continue;
-        }
-        if (!depth) {
-            j->p += strchr("\"}]", c) && j->p >= from && (c == '"' || *from == '{' || *from == '[');
-            return j->p > from ? BS_OK : bsi_tokjson_fail(j, "a value");
-        }
+        if (c == '"' && !skip_string(j))
+            break;
+        j->p += c != '"';
+        depth += c == '{' || c == '[';
+        depth -= c == '}' || c == ']';
+        if (!depth)
+            return BS_OK;
     }
-    j->p = j->end;
-    return bsi_tokjson_fail(j, "the end of a value");
+    while (!depth && j->p < j->end && !strchr(",}] \n\r\t", *j->p))
+        j->p++;
+    return j->p < j->end && j->p > from ? BS_OK : bsi_tokjson_fail(j, "a whole value");
 }
 
 /* The next key of the object that j is in, into key; *more false: the object has ended. */
@@ -207,7 +210,8 @@ static bs_status find_bulk(bsi_tokjson *j, bsi_buf *key, bsi_tokjson *vocab, bsi
         BSI_TRY(skip(j));
         if (bulk && (*from == '{' || *from == '[')) {
             if (bulk->start)
-                return bsi_fail(BS_FORMAT, "model.%s is there twice", bulk == vocab ? "vocab" : "merges");
+                return bsi_fail(BS_FORMAT, "model.%s is there twice",
+                                bulk == vocab ? "vocab" : "merges");
             *bulk = (bsi_tokjson){j->start, from, j->p};
         }
     }
@@ -266,7 +270,8 @@ static bs_status check_text(const char *text, size_t n)
 {
     static const char lfs[] = "version https://git-lfs";
     if (n >= sizeof lfs - 1 && !memcmp(text, lfs, sizeof lfs - 1))
-        return bsi_fail(BS_FORMAT, "the file is a Git LFS pointer; fetch the file itself (git lfs pull)");
+        return bsi_fail(BS_FORMAT,
+                        "the file is a Git LFS pointer; fetch the file itself (git lfs pull)");
     if (n && text[0] == '<')
         return bsi_fail(BS_FORMAT, "the file is a web page, not JSON; download it again");
     size_t good = bsi_utf8_valid(text, n);
@@ -275,7 +280,8 @@ static bs_status check_text(const char *text, size_t n)
     return BS_OK;
 }
 
-bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab, bsi_tokjson *merges)
+bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab,
+                           bsi_tokjson *merges)
 {
     bsi_buf small = {0};
     *vocab = *merges = (bsi_tokjson){0};
@@ -325,7 +331,8 @@ bs_status bsi_tokjson_bool(const cJSON *o, const char *where, const char *key, b
     if (!m || cJSON_IsNull(m))
         return BS_OK;
     if (!cJSON_IsBool(m))
-        return bsi_fail(BS_FORMAT, "%s.%s: expected true or false, found %s", where, key, bsi_tokjson_type(m));
+        return bsi_fail(BS_FORMAT, "%s.%s: expected true or false, found %s", where, key,
+                        bsi_tokjson_type(m));
     *out = cJSON_IsTrue(m);
     return BS_OK;
 }
@@ -336,7 +343,8 @@ bs_status bsi_tokjson_text(const cJSON *o, const char *where, const char *key, c
     if (!m || cJSON_IsNull(m))
         return BS_OK;
     if (!cJSON_IsString(m))
-        return bsi_fail(BS_FORMAT, "%s.%s: expected a string, found %s", where, key, bsi_tokjson_type(m));
+        return bsi_fail(BS_FORMAT, "%s.%s: expected a string, found %s", where, key,
+                        bsi_tokjson_type(m));
     *out = m->valuestring;
     return BS_OK;
 }
@@ -346,7 +354,7 @@ const char *bsi_tokjson_type(const cJSON *o)
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(o, "type");
     if (cJSON_IsString(type))
         return type->valuestring;
-    return !o                ? "nothing"
+    return !o                  ? "nothing"
            : cJSON_IsNull(o)   ? "null"
            : cJSON_IsBool(o)   ? "a boolean"
            : cJSON_IsNumber(o) ? "a number"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** lines.c: the ids of every line of a file, made by several threads. Under one lock a thread reads the
-** next piece of the file, up to the end of a line, and appends an empty chunk for it; it fills the chunk
-** without the lock. Chunks are in the order of the file whatever thread fills them. Only the caller's
-** thread sees the result.
+** next piece of the file, up to the end of a line, and appends an empty chunk for it; it fills the
+** chunk without the lock. Chunks are in the order of the file whatever thread fills them. Only the
+** caller's thread sees the result.
 */
 #include "text/text.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK ((size_t)1 << 20) /* bytes of text */
+#define CHUNK       ((size_t)1 << 20) /* bytes of text */
 #define MAX_THREADS 256
 
 typedef struct chunk {
@@ -220,7 +220,8 @@ bs_status bs_tok_lines_get(const bs_tok_lines *l, int64_t i, const int32_t **ids
 {
     size_t low = 0, high = l->n;
     if (i < 0 || i >= l->lines)
-        return bsi_fail(BS_ARG, "line %lld is not between 0 and %lld", (long long)i, (long long)l->lines - 1);
+        return bsi_fail(BS_ARG, "line %lld is not between 0 and %lld", (long long)i,
+                        (long long)l->lines - 1);
     while (high - low > 1) {
         size_t mid = low + (high - low) / 2;
         if (l->chunk[mid]->first_line <= i)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** normalize.c: the normalizer of a tokenizer file, a flat list of steps from one text to another. The
-** Unicode forms work on segments: most characters neither change nor combine, and are copied; a character
-** that may is normalized with its neighbours, between two that cannot touch it. Reading is done at open;
-** running touches only the caller's work.
+** Unicode forms work on segments: most characters neither change nor combine, and are copied; a
+** character that may is normalized with its neighbours, between two that cannot touch it. Reading is
+** done at open; running touches only the caller's work.
 */
 #include "text/text.h"
 
@@ -14,7 +14,7 @@
 #include <utf8proc.h>
 
 /* Characters below this may be unstable under a normal form; all above are stable. */
-#define FORM_END 0x30000
+#define FORM_END             0x30000
 #define FORM_OPTIONS(compat) (UTF8PROC_DECOMPOSE | UTF8PROC_STABLE | ((compat) ? UTF8PROC_COMPAT : 0))
 
 static uint64_t unstable[2][FORM_END / 64]; /* NFC, NFKC */
@@ -26,8 +26,8 @@ static void mark(uint64_t *bits, int32_t c)
         bits[c / 64] |= UINT64_C(1) << c % 64;
 }
 
-/* A character is stable when the form keeps it and nothing before it can absorb it or move past it: its
-   combining class is 0 and it is no later part of any decomposition. */
+/* A character is stable when the form keeps it and nothing before it can absorb it or move past it:
+   its combining class is 0 and it is no later part of any decomposition. */
 static void make_table(int compat)
 {
     utf8proc_int32_t part[32];
@@ -65,8 +65,8 @@ static bool is_stable(int compat, uint32_t c)
     return c >= FORM_END || !(unstable[compat][c / 64] >> c % 64 & 1);
 }
 
-/* Marks in the order of their combining classes, equal ones as they came. utf8proc swaps neighbours, which
-   takes n * n steps for n marks; a distribution takes n. */
+/* Marks in the order of their combining classes, equal ones as they came. utf8proc swaps neighbours,
+   which takes n * n steps for n marks; a distribution takes n. */
 static bs_status sort_marks(bsi_runes *r)
 {
     void *p = r->sorted;
@@ -89,7 +89,7 @@ static bs_status sort_marks(bsi_runes *r)
             end++;
         if (ordered)
             continue;
-        for (int class = 1; class <= 256; class++)
+        for (int class = 1; class <= 256; class ++)
             at[class] += at[class - 1];
         for (size_t k = i; k < end; k++)
             r->sorted[at[utf8proc_get_property(r->p[k])->combining_class & 255]++] = r->p[k];
@@ -125,8 +125,8 @@ static bs_status form_segment(int compat, bsi_runes *r, const bsi_view *v, size_
         r->n += (size_t)n;
     }
     BSI_TRY(sort_marks(r));
-    utf8proc_ssize_t n = utf8proc_normalize_utf32(r->p, (utf8proc_ssize_t)r->n,
-                                                  UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    utf8proc_ssize_t n =
+        utf8proc_normalize_utf32(r->p, (utf8proc_ssize_t)r->n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     if (n < 0)
         return bsi_fail(BS_INTERNAL, "text cannot be composed: %s", utf8proc_errmsg(n));
     size_t same = 0; /* characters in front that did not change keep their own bytes */
@@ -242,7 +242,7 @@ bs_status bsi_norms_run(const bsi_norms *n, bs_tok_work *w, bsi_view *v)
     return BS_OK;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bs_status add(bsi_norms *out, bsi_norm_kind kind, const char *text, bsi_norm **op)
 {
@@ -264,8 +264,9 @@ static bs_status read_unicode(bsi_norms *out, const cJSON *o, const char *type)
     bsi_norm *op = NULL;
     BSI_TRY(bsi_tokjson_only(o, "normalizer", keys));
     if (!BS_HAVE_UTF8PROC)
-        return bsi_fail(BS_UNSUPPORTED, "normalizer '%s' needs utf8proc, which this build lacks (install "
-                                        "libutf8proc-dev and build again)",
+        return bsi_fail(BS_UNSUPPORTED,
+                        "normalizer '%s' needs utf8proc, which this build lacks (install "
+                        "libutf8proc-dev and build again)",
                         type);
     return add(out,
                !strcmp(type, "NFC")    ? BSI_NORM_NFC
@@ -286,8 +287,9 @@ static bs_status read_text(bsi_norms *out, const cJSON *o, bool is_replace)
     if (!text)
         return bsi_fail(BS_FORMAT, "%s: '%s' is missing", where, key);
     BSI_TRY(add(out, is_replace ? BSI_NORM_REPLACE : BSI_NORM_PREPEND, text, &op));
-    return is_replace ? bsi_pattern_read(cJSON_GetObjectItemCaseSensitive(o, "pattern"), where, &op->pattern)
-                      : BS_OK;
+    return is_replace
+               ? bsi_pattern_read(cJSON_GetObjectItemCaseSensitive(o, "pattern"), where, &op->pattern)
+               : BS_OK;
 }
 
 bs_status bsi_norms_read(bsi_norms *out, const cJSON *o)

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** pretok.c: the pre-tokenizer of a tokenizer file, a flat list of steps that cut a text into words or
-** change its spaces. All the kinds that only cut (Split, Digits, Punctuation, Whitespace, ByteLevel's own
-** expression) are one step: a pattern and what to do with its matches. Reading is done at open; running
-** touches only the caller's work.
+** change its spaces. All the kinds that only cut (Split, Digits, Punctuation, Whitespace, ByteLevel's
+** own expression) are one step: a pattern and what to do with its matches. Reading is done at open;
+** running touches only the caller's work.
 */
 #include "text/text.h"
 
 #include <string.h>
 
 /* The expression of the first byte-level tokenizer (Radford et al. 2019), ByteLevel's own. */
-#define BYTE_LEVEL_REGEX "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define BYTE_LEVEL_REGEX                                                                               \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 /* Word characters as Whitespace means them: unlike Oniguruma's \w with the joiners. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}"
 
-/* ---- cutting ------------------------------------------------------------------------------------ */
+/* ---- cutting --------------------------------------------------------------------------------- */
 
 static bs_status put(bsi_ranges *r, size_t first, size_t end)
 {
@@ -100,7 +101,7 @@ static bs_status cut_word(const bsi_pretok *op, bs_tok_work *w, const bsi_view *
     return BS_OK;
 }
 
-/* ---- spaces ---------------------------------------------------------------------------------------- */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 static bool begins(const char *s, size_t n, const char *with, size_t m)
 {
@@ -166,7 +167,7 @@ bs_status bsi_pretoks_run(const bsi_pretoks *p, bs_tok_work *w, bsi_view *v)
     return BS_OK;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static bs_status add(bsi_pretoks *out, bsi_pretok_kind kind, bsi_pretok **op)
 {
@@ -181,7 +182,8 @@ static bs_status add(bsi_pretoks *out, bsi_pretok_kind kind, bsi_pretok **op)
     return BS_OK;
 }
 
-static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *text, bsi_prepend prepend)
+static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *text,
+                            bsi_prepend prepend)
 {
     bsi_pretok *op = NULL;
     BSI_TRY(add(out, kind, &op));
@@ -191,8 +193,8 @@ static bs_status add_spaces(bsi_pretoks *out, bsi_pretok_kind kind, const char *
     return op->text ? BS_OK : BS_NOMEM;
 }
 
-static bs_status add_regex(bsi_pretoks *out, const char *where, const char *regex, bsi_behavior behavior,
-                           bool invert)
+static bs_status add_regex(bsi_pretoks *out, const char *where, const char *regex,
+                           bsi_behavior behavior, bool invert)
 {
     bsi_pretok *op = NULL;
     BSI_TRY(add(out, BSI_PRETOK_SPLIT, &op));
@@ -212,7 +214,8 @@ static bs_status read_behavior(const cJSON *o, const char *where, bsi_behavior *
             *out = (bsi_behavior)i;
             return BS_OK;
         }
-    return bsi_fail(BS_UNSUPPORTED, "%s: behavior '%.60s' is not known", where, name ? name : "(missing)");
+    return bsi_fail(BS_UNSUPPORTED, "%s: behavior '%.60s' is not known", where,
+                    name ? name : "(missing)");
 }
 
 static bs_status read_split(bsi_pretoks *out, const cJSON *o)
@@ -268,16 +271,17 @@ static bs_status read_cutter(bsi_pretoks *out, const cJSON *o, const char *type)
         return add_regex(out, "pre_tokenizer Punctuation", "[!-/:-@\\[-`{-~\\p{P}]", behavior, false);
     default:
         BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Whitespace", plain));
-        return add_regex(out, "pre_tokenizer Whitespace", strlen(type) > 10 ? "\\s" : "[" WORD "]+|[^" WORD "\\s]+",
-                         BSI_REMOVED, strlen(type) <= 10);
+        return add_regex(out, "pre_tokenizer Whitespace",
+                         strlen(type) > 10 ? "\\s" : "[" WORD "]+|[^" WORD "\\s]+", BSI_REMOVED,
+                         strlen(type) <= 10);
     }
 }
 
 bs_status bsi_metaspace_read(const cJSON *o, const char *where, const char **text, bsi_prepend *prepend,
                              bool *split)
 {
-    static const char *const keys[] = {"type",    "replacement", "prepend_scheme", "add_prefix_space",
-                                       "str_rep", "split",       NULL};
+    static const char *const keys[] = {
+        "type", "replacement", "prepend_scheme", "add_prefix_space", "str_rep", "split", NULL};
     const char *scheme = NULL;
     bool space = true;
     unsigned len;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** regex.c: patterns of a tokenizer. The files are written for Oniguruma; PCRE2 runs them after a rewrite
-** of the text: \s, \d, \w and \b become the Unicode properties that Oniguruma means by them, and what the
-** two understand differently, or what we have not compared, is refused by name. A compiled pattern is
-** read-only and shared; a bsi_matcher holds what one thread needs to run any of them. Backtracking is
-** bounded by PCRE2's match limit, so a hostile pattern ends with an error.
+** regex.c: patterns of a tokenizer. The files are written for Oniguruma; PCRE2 runs them after a
+** rewrite of the text: \s, \d, \w and \b become the Unicode properties that Oniguruma means by them,
+** and what the two understand differently, or what we have not compared, is refused by name. A
+** compiled pattern is read-only and shared; a bsi_matcher holds what one thread needs to run any of
+** them. Backtracking is bounded by PCRE2's match limit, so a hostile pattern ends with an error.
 */
 #include "text/text.h"
 
@@ -14,11 +14,12 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-/* Oniguruma's word characters; outside brackets it also counts the raised digits and fractions of Latin-1. */
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* Oniguruma's word characters; outside brackets it also counts the raised digits and fractions of
+   Latin-1. */
+#define WORD         "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
 #define WORD_OUTSIDE WORD "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"
-#define MAX_PATTERN 65536
-#define JIT_STACK (8u << 20)
+#define MAX_PATTERN  65536
+#define JIT_STACK    (8u << 20)
 
 typedef struct rewriter {
     const char *s, *where;
@@ -50,8 +51,8 @@ static size_t hex_digits(const char *s)
     return strspn(s, "0123456789abcdefABCDEF");
 }
 
-/* \p{NAME} or \P{NAME}: a general category stays; the bare name of a script means its extensions, too, to
-   PCRE2, but not to Oniguruma. */
+/* \p{NAME} or \P{NAME}: a general category stays; the bare name of a script means its extensions, too,
+   to PCRE2, but not to Oniguruma. */
 static bs_status rewrite_property(rewriter *r)
 {
     const char *name = r->s + r->i + 3;
@@ -233,16 +234,17 @@ static bs_status match(bsi_scan *s, bool *found, size_t *first, size_t *end)
     const pcre2_code *code = s->pattern->code;
     int rc = pcre2_match(code, (PCRE2_SPTR)s->s, s->n, s->at, PCRE2_NO_UTF_CHECK, m->data, m->context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(code, (PCRE2_SPTR)s->s, s->n, s->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data,
-                         m->context);
+        rc = pcre2_match(code, (PCRE2_SPTR)s->s, s->n, s->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                         m->data, m->context);
     *found = rc >= 0;
     if (rc == PCRE2_ERROR_NOMATCH)
         return BS_OK;
     if (rc < 0) {
         pcre2_get_error_message(rc, text, sizeof text);
-        return bsi_fail(BS_FORMAT,
-                        "an expression of the tokenizer gives up at byte %zu of %zu of a piece of text: %s",
-                        s->at, s->n, (const char *)text);
+        return bsi_fail(
+            BS_FORMAT,
+            "an expression of the tokenizer gives up at byte %zu of %zu of a piece of text: %s", s->at,
+            s->n, (const char *)text);
     }
     const PCRE2_SIZE *at = pcre2_get_ovector_pointer(m->data);
     *first = at[0];
@@ -270,8 +272,9 @@ void bsi_pattern_free(bsi_pattern *p)
 bs_status bsi_pattern_regex(const char *regex, const char *where, bsi_pattern *out)
 {
     (void)out;
-    return bsi_fail(BS_UNSUPPORTED, "%s: the expression '%.200s' needs PCRE2, which this build lacks "
-                                    "(install libpcre2-dev and build again)",
+    return bsi_fail(BS_UNSUPPORTED,
+                    "%s: the expression '%.200s' needs PCRE2, which this build lacks "
+                    "(install libpcre2-dev and build again)",
                     where, regex);
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** text.h: the parts of the tokenizer. A bs_tok is filled by bs_tok_open (json.c, vocab.c, bpe.c, regex.c,
-** tokenizer.c) and never changes afterwards, so that any number of threads may read it; everything that
-** encoding or decoding writes lies in a bs_tok_work or bs_tok_stream, which one thread uses at a time.
-** Text under work is valid UTF-8; a byte of it remembers the bytes of the caller's text that it stands for.
+** text.h: the parts of the tokenizer. A bs_tok is filled by bs_tok_open (json.c, vocab.c, bpe.c,
+** regex.c, tokenizer.c) and never changes afterwards, so that any number of threads may read it;
+** everything that encoding or decoding writes lies in a bs_tok_work or bs_tok_stream, which one thread
+** uses at a time. Text under work is valid UTF-8; a byte of it remembers the bytes of the caller's
+** text that it stands for.
 */
 #ifndef BS_TEXT_H
 #define BS_TEXT_H
@@ -12,7 +13,7 @@
 
 #include <cjson/cJSON.h>
 
-/* ---- bytes and code points (utf8.c) ------------------------------------------------------------ */
+/* ---- bytes and code points (utf8.c) ---------------------------------------------------------- */
 
 typedef struct bsi_buf { /* growing bytes */
     char *p;
@@ -41,16 +42,17 @@ static inline bool bsi_utf8_is_tail(char c)
 bool bsi_is_space(uint32_t c);
 bool bsi_is_word(uint32_t c);
 
-/* ---- JSON (json.c) ----------------------------------------------------------------------------- */
+/* ---- JSON (json.c) --------------------------------------------------------------------------- */
 
 typedef struct bsi_tokjson { /* a reader over one value that cJSON never sees: vocab or merges */
     const char *start, *p, *end;
 } bsi_tokjson;
 
 bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_n);
-/* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and readers
-   for the two (start NULL: absent). The tree is freed with cJSON_Delete. */
-bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab, bsi_tokjson *merges);
+/* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and
+   readers for the two (start NULL: absent). The tree is freed with cJSON_Delete. */
+bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab,
+                           bsi_tokjson *merges);
 bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree);
 void bsi_tokjson_space(bsi_tokjson *j);
 bool bsi_tokjson_take(bsi_tokjson *j, char c); /* after white space; false: another character */
@@ -64,9 +66,9 @@ bs_status bsi_tokjson_bool(const cJSON *o, const char *where, const char *key, b
 bs_status bsi_tokjson_text(const cJSON *o, const char *where, const char *key, const char **out);
 const char *bsi_tokjson_type(const cJSON *o); /* its "type", or what it is instead */
 
-/* ---- pieces (vocab.c) ----------------------------------------------------------------------------- */
+/* ---- pieces (vocab.c) ------------------------------------------------------------------------ */
 
-#define BSI_NO_ID UINT32_MAX
+#define BSI_NO_ID  UINT32_MAX
 #define BSI_MAX_ID 0xFFFFFFu
 
 typedef struct bsi_piece {
@@ -78,8 +80,8 @@ typedef struct bsi_slot {
 } bsi_slot;
 typedef struct bsi_vocab {
     bsi_buf arena;
-    bsi_piece *piece;   /* by id */
-    size_t n_ids, cap;  /* highest id + 1 */
+    bsi_piece *piece;  /* by id */
+    size_t n_ids, cap; /* highest id + 1 */
     bsi_slot *slot;
     size_t slots, used; /* a power of two */
     size_t model_end;   /* bytes of the arena that the model's own pieces take; added tokens follow */
@@ -100,7 +102,7 @@ static inline const char *bsi_vocab_piece(const bsi_vocab *v, uint32_t id, size_
 }
 void bsi_vocab_free(bsi_vocab *v);
 
-/* ---- patterns (regex.c) ------------------------------------------------------------------------------ */
+/* ---- patterns (regex.c) ---------------------------------------------------------------------- */
 
 typedef struct bsi_pattern { /* a literal, or an expression */
     char *literal;
@@ -128,7 +130,7 @@ bsi_scan bsi_scan_begin(const bsi_pattern *p, bsi_matcher *m, const char *s, siz
 /* *found false: no further match. */
 bs_status bsi_scan_next(bsi_scan *s, bool *found, size_t *first, size_t *end);
 
-/* ---- text under work ------------------------------------------------------------------------------------ */
+/* ---- text under work ------------------------------------------------------------------------- */
 
 typedef struct bsi_text {
     char *p;
@@ -143,13 +145,14 @@ typedef struct bsi_view { /* some text: the caller's own or a bsi_text's */
     size_t base;
 } bsi_view;
 
-bs_status bsi_text_put(bsi_text *t, const char *s, size_t n, bs_tok_span at); /* all bytes stand for `at` */
+bs_status bsi_text_put(bsi_text *t, const char *s, size_t n,
+                       bs_tok_span at); /* all bytes stand for `at` */
 bs_status bsi_text_copy(bsi_text *t, const bsi_view *v, size_t first, size_t end);
 void bsi_text_free(bsi_text *t);
 bs_tok_span bsi_view_span(const bsi_view *v, size_t first, size_t end); /* whole characters */
 bsi_view bsi_view_of(const bsi_text *t);
 
-/* ---- normalizers (normalize.c) ----------------------------------------------------------------------------- */
+/* ---- normalizers (normalize.c) --------------------------------------------------------------- */
 
 typedef enum bsi_norm_kind {
     BSI_NORM_NFC,
@@ -180,7 +183,7 @@ bs_status bsi_norms_read(bsi_norms *out, const cJSON *o);
 bs_status bsi_norms_run(const bsi_norms *n, bs_tok_work *w, bsi_view *v);
 void bsi_norms_free(bsi_norms *n);
 
-/* ---- pre-tokenizers (pretok.c) ------------------------------------------------------------------------------- */
+/* ---- pre-tokenizers (pretok.c) --------------------------------------------------------------- */
 
 typedef enum bsi_behavior {
     BSI_REMOVED,
@@ -226,7 +229,7 @@ void bsi_pretoks_free(bsi_pretoks *p);
 bs_status bsi_metaspace_read(const cJSON *o, const char *where, const char **text, bsi_prepend *prepend,
                              bool *split);
 
-/* ---- byte-pair encoding (bpe.c) ---------------------------------------------------------------------------------- */
+/* ---- byte-pair encoding (bpe.c) -------------------------------------------------------------- */
 
 typedef struct bsi_merge {
     uint32_t left, right, made; /* ids */
@@ -270,7 +273,7 @@ void bsi_bpe_work_free(bsi_bpe_work *w);
 uint32_t bsi_byte_symbol(unsigned char byte);
 int bsi_symbol_byte(uint32_t c);
 
-/* ---- added tokens (added.c) ------------------------------------------------------------------------------------------ */
+/* ---- added tokens (added.c) ------------------------------------------------------------------ */
 
 typedef struct bsi_added {
     uint32_t id;
@@ -291,10 +294,11 @@ typedef struct bsi_found {
 
 bs_status bsi_added_read(bs_tok *t, const cJSON *list);
 /* The next token of s at or after `at`; `taken`: end of what was given out before. */
-bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken, bool literal);
+bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
+                          bool literal);
 void bsi_finder_free(bsi_finder *f);
 
-/* ---- decoders (decode.c) ------------------------------------------------------------------------------------------------- */
+/* ---- decoders (decode.c) --------------------------------------------------------------------- */
 
 typedef enum bsi_decoder_kind {
     BSI_DECODE_BYTE_LEVEL,
@@ -322,7 +326,7 @@ typedef struct bsi_decoders {
 bs_status bsi_decoders_read(bsi_decoders *out, const cJSON *o);
 void bsi_decoders_free(bsi_decoders *d);
 
-/* ---- the objects ------------------------------------------------------------------------------------------------------------ */
+/* ---- the objects ----------------------------------------------------------------------------- */
 
 typedef struct bsi_special {
     char *name;
@@ -348,7 +352,7 @@ struct bs_tok {
 struct bs_tok_work {
     const bs_tok *tok;
     bsi_matcher matcher;
-    bsi_text clean;             /* the caller's text as UTF-8 */
+    bsi_text clean;              /* the caller's text as UTF-8 */
     bsi_text norm[2], pretok[2]; /* text of the normalizer and of the pre-tokenizer, to and fro */
     bsi_runes runes;
     bsi_ranges words, spare;

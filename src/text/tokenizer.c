@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** tokenizer.c: opening a tokenizer folder: tokenizer.json, and the special ids that tokenizer_config.json
-** and generation_config.json name. What the file asks for and we do not do is refused by name, since ids
-** that are nearly right train a model on other text. One thread opens; the result never changes.
+** tokenizer.c: opening a tokenizer folder: tokenizer.json, and the special ids that
+** tokenizer_config.json and generation_config.json name. What the file asks for and we do not do is
+** refused by name, since ids that are nearly right train a model on other text. One thread opens; the
+** result never changes.
 */
 #include "text/text.h"
 
@@ -18,14 +19,21 @@ static const cJSON *member(const cJSON *o, const char *key)
     return m && !cJSON_IsNull(m) ? m : NULL;
 }
 
-/* ---- model ---------------------------------------------------------------------------------------- */
+/* ---- model ----------------------------------------------------------------------------------- */
 
 static bs_status read_model(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
-    static const char *const keys[] = {"type",          "dropout",       "unk_token",
-                                       "fuse_unk",      "byte_fallback", "continuing_subword_prefix",
-                                       "ignore_merges", "vocab",         "merges",
-                                       "end_of_word_suffix", NULL};
+    static const char *const keys[] = {"type",
+                                       "dropout",
+                                       "unk_token",
+                                       "fuse_unk",
+                                       "byte_fallback",
+                                       "continuing_subword_prefix",
+                                       "ignore_merges",
+                                       "vocab",
+                                       "merges",
+                                       "end_of_word_suffix",
+                                       NULL};
     const char *type = "BPE", *prefix = "", *suffix = "", *unk = NULL;
     bsi_bpe *b = &t->bpe;
     const cJSON *dropout;
@@ -62,17 +70,19 @@ static bs_status read_model(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_t
     return bsi_bpe_finish(b, &t->vocab);
 }
 
-/* ---- post-processor ------------------------------------------------------------------------------------ */
+/* ---- post-processor -------------------------------------------------------------------------- */
 
 /* The ids of one special token of a template, added to a list: behind it, or in front of it. */
 static bs_status put_ids(const bs_tok *t, const cJSON *o, const char *name, bool front, int32_t **list,
                          size_t *n)
 {
-    const cJSON *token = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(o, "special_tokens"), name);
+    const cJSON *token =
+        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(o, "special_tokens"), name);
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(token, "ids"), *id;
     size_t more = cJSON_IsArray(ids) ? (size_t)cJSON_GetArraySize(ids) : 0, at = front ? 0 : *n;
     if (!more)
-        return bsi_fail(BS_FORMAT, "post_processor TemplateProcessing: special token '%.80s' has no ids", name);
+        return bsi_fail(BS_FORMAT,
+                        "post_processor TemplateProcessing: special token '%.80s' has no ids", name);
     int32_t *p = bsi_realloc(BS_TAG_MISC, *list, (*n + more) * sizeof *p);
     if (!p)
         return BS_NOMEM;
@@ -84,8 +94,9 @@ static bs_status put_ids(const bs_tok *t, const cJSON *o, const char *name, bool
     {
         double v = cJSON_IsNumber(id) ? id->valuedouble : -1;
         if (!(v >= 0 && v < (double)t->vocab.n_ids) || v != (double)(int32_t)v)
-            return bsi_fail(BS_FORMAT, "post_processor TemplateProcessing: special token '%.80s' has an id "
-                                       "that is not in the vocabulary",
+            return bsi_fail(BS_FORMAT,
+                            "post_processor TemplateProcessing: special token '%.80s' has an id "
+                            "that is not in the vocabulary",
                             name);
         p[at++] = (int32_t)v;
     }
@@ -106,9 +117,11 @@ static bs_status read_template(bs_tok *t, const cJSON *o)
     for (item = single ? single->child : NULL; st == BS_OK && item; item = item->next) {
         const cJSON *special = cJSON_GetObjectItemCaseSensitive(item, "SpecialToken");
         const cJSON *sequence = cJSON_GetObjectItemCaseSensitive(item, "Sequence");
-        const char *id = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(special ? special : sequence, "id"));
+        const char *id =
+            cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(special ? special : sequence, "id"));
         if (!id || (sequence && strcmp(id, "A")))
-            st = bsi_fail(BS_FORMAT, "%s: 'single' is not a list of special tokens and the sequence A", where);
+            st = bsi_fail(BS_FORMAT, "%s: 'single' is not a list of special tokens and the sequence A",
+                          where);
         else if (sequence)
             texts++;
         else if (texts)
@@ -138,7 +151,8 @@ static bs_status read_template(bs_tok *t, const cJSON *o)
 static bs_status read_post(bs_tok *t, const cJSON *o)
 {
     static const char *const sequence[] = {"type", "processors", NULL};
-    static const char *const byte_level[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
+    static const char *const byte_level[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
+                                             NULL};
     if (!o || cJSON_IsNull(o))
         return BS_OK;
     const char *type = bsi_tokjson_type(o);
@@ -156,7 +170,7 @@ static bs_status read_post(bs_tok *t, const cJSON *o)
     return BS_OK;
 }
 
-/* ---- special ids ------------------------------------------------------------------------------------------ */
+/* ---- special ids ----------------------------------------------------------------------------- */
 
 static bs_status add_special(bs_tok *t, const char *name, size_t n, const char *text)
 {
@@ -259,14 +273,14 @@ done:
     return st;
 }
 
-/* ---- open ------------------------------------------------------------------------------------------------------ */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges)
 {
     /* truncation and padding arrange batches; the ids of a text do not depend on them. */
-    static const char *const keys[] = {"version",        "truncation",     "padding",
-                                       "added_tokens",   "normalizer",     "pre_tokenizer",
-                                       "post_processor", "decoder",        "model", NULL};
+    static const char *const keys[] = {
+        "version",       "truncation",     "padding", "added_tokens", "normalizer",
+        "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
     BSI_TRY(bsi_tokjson_only(o, "the file", keys));
     BSI_TRY(bsi_norms_read(&t->norms, cJSON_GetObjectItemCaseSensitive(o, "normalizer")));
     BSI_TRY(bsi_pretoks_read(&t->pretoks, cJSON_GetObjectItemCaseSensitive(o, "pre_tokenizer")));
@@ -300,7 +314,10 @@ bs_status bs_tok_open(const char *path, bs_tok **out)
     bs_tok *t = bsi_alloc(BS_TAG_MISC, sizeof *t);
     bs_status st = t ? BS_OK : BS_NOMEM;
     if (st == BS_OK)
-        st = bsi_buf_put(&folder, path, is_folder ? strlen(path) : slash ? (size_t)(slash + 1 - path) : 0);
+        st = bsi_buf_put(&folder, path,
+                         is_folder ? strlen(path)
+                         : slash   ? (size_t)(slash + 1 - path)
+                                   : 0);
     if (st == BS_OK)
         st = bsi_buf_put(&folder, is_folder ? "/" : "", is_folder ? 2 : 1);
     if (st == BS_OK)
@@ -346,7 +363,7 @@ void bs_tok_close(bs_tok *t)
     bsi_free(t);
 }
 
-/* ---- questions ---------------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 int64_t bs_tok_vocab_size(const bs_tok *t)
 {

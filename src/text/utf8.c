@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** utf8.c: growing buffers, UTF-8, character classes, and text whose bytes remember what they stand for.
-** Pure functions of their arguments and of the buffers handed in; any thread.
+** utf8.c: growing buffers, UTF-8, character classes, and text whose bytes remember what they stand
+** for. Pure functions of their arguments and of the buffers handed in; any thread.
 */
 #include "text/text.h"
 

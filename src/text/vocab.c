@@ -87,8 +87,8 @@ static bs_status add(bsi_vocab *v, size_t n, uint32_t id)
     uint64_t h = hash(s, n);
     bsi_slot *slot = find(v, s, n, h);
     if (slot->id != BSI_NO_ID)
-        return bsi_fail(BS_FORMAT, "piece '%.*s' has the ids %u and %u", (int)BSI_MIN(n, 80u), s, slot->id,
-                        id);
+        return bsi_fail(BS_FORMAT, "piece '%.*s' has the ids %u and %u", (int)BSI_MIN(n, 80u), s,
+                        slot->id, id);
     *p = (bsi_piece){at, (uint32_t)n};
     *slot = (bsi_slot){(uint32_t)(h >> 32), id, *p};
     v->used++;

@@ -602,11 +602,12 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, bs_weight *bias
                           .n = {1, 0, t.V, C, t.n, t.V, C, C},
                           .f = {1, 1},
                           .label = "head weight gradient"};
-        bsi_kcall columns = {.op = BSK_COLSUM,
-                             .n_args = 2,
-                             .arg = {p_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
-                             .n = {t.n, t.V},
-                             .label = "head bias gradient"};
+        bsi_kcall columns = {
+            .op = BSK_COLSUM,
+            .n_args = 2,
+            .arg = {p_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
+            .n = {t.n, t.V},
+            .label = "head bias gradient"};
         BSI_TRY(tile_logits(h, m, &t));
         BSI_TRY(bsi_op_launch(h->e, &d));
         BSI_TRY(bsi_op_launch(h->e, &gemm));

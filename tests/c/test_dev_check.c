@@ -195,8 +195,9 @@ static void pipeline(bs_dev *d)
 static void test_each_wait_is_needed(void **state)
 {
     (void)state;
-    static const char *const spec[] = {"check:meta", "check:cpu"};
-    for (int i = 0; i < (BS_TSAN ? 1 : 2); i++) { /* on cpu a wait that is left out is a race */
+    static const char *const spec[] = {"check:meta", "check:cpu", "check:cuda"};
+    int n_specs = BS_TSAN ? 1 : gpu_there() ? 3 : 2; /* on cpu a wait that is left out is a race */
+    for (int i = 0; i < n_specs; i++) {
         for (size_t w = 0; w <= BSI_COUNT(waits); w++) {
             char named[128];
             const char *text;

@@ -11,8 +11,8 @@ enum { T = 8, C = 16, H = 4, D = 4, HIDDEN = 32, R = 2, VOCAB = 24, MAX_CALLS = 
 static void assert_error(bs_status got, bs_status want, const char *part)
 {
     if (got != want || !strstr(bs_error()->msg, part))
-        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got), bs_error()->msg,
-                 bs_status_name(want), part);
+        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got),
+                 bs_error()->msg, bs_status_name(want), part);
 }
 
 /* ---- the spy ---- */
@@ -42,10 +42,26 @@ static bs_status spy_launch(bsi_queue *q, const bsi_kcall *c)
 
 /* ---- a layer, the head and the optimizer, with everything that can be trained trained ---- */
 
+static bs_tensor *held[64]; /* by the test; let go when a scope ends */
+static int n_held;
+
+static bs_tensor *hold(bs_tensor *t)
+{
+    assert_true(n_held < (int)BSI_COUNT(held));
+    return held[n_held++] = t;
+}
+
+static void end_scope(fixture *f)
+{
+    bs_scope_close(f->e);
+    while (n_held > 0)
+        bs_tensor_release(held[--n_held]);
+}
+
 static bs_tensor *leaf(fixture *f, int64_t cols)
 {
     float v[T * HIDDEN] = {0};
-    bs_tensor *t = fix_from(f, T, cols, v);
+    bs_tensor *t = hold(fix_from(f, T, cols, v));
     ok(bs_tensor_want_grad(t));
     return t;
 }
@@ -138,20 +154,21 @@ static void run_ops(fixture *f, const model *m, const bs_place *sums)
     ok(bs_op_row_scale(x, z, 1, &y[n++]));
     ok(bs_op_labelled(x, &y[n++]));
     ok(bs_tensor_at(f->e, sums, &sum));
-    ok(bs_op_accumulate(sum, y[0]));
+    ok(bs_op_accumulate(hold(sum), y[0]));
     ok(bs_op_activation(sum, &act));
+    hold(act);
     assert_int_equal(bs_tensor_dtype(act), f->e->dtype);
     assert_int_equal(act == sum, f->e->dtype == BS_DTYPE_F32);
     for (int i = 0; i < n; i++) {
         static float zero[T * C];
         assert_int_equal(bs_tensor_dtype(y[i]), f->e->dtype);
-        g[i] = fix_from(f, bs_tensor_dim(y[i], 0), bs_tensor_dim(y[i], 1), zero);
+        g[i] = hold(fix_from(f, bs_tensor_dim(hold(y[i]), 0), bs_tensor_dim(y[i], 1), zero));
     }
     ok(bs_scope_backward(f->e, n, y, g));
     ok(bs_tensor_grad(x, &act));
-    assert_int_equal(bs_tensor_dtype(act), f->e->dtype);
+    assert_int_equal(bs_tensor_dtype(hold(act)), f->e->dtype);
     assert_int_equal(bs_tensor_capacity(act), T);
-    bs_scope_close(f->e);
+    end_scope(f);
 }
 
 static void run_head(fixture *f, const model *m)
@@ -161,12 +178,12 @@ static void run_head(fixture *f, const model *m)
     fix_scope(f, 0, false, true);
     int64_t labelled = bs_batch_labelled(f->batch, 0);
     ok(bs_head_begin(m->head, BS_HEAD_TRAIN, labelled));
-    ok(bs_head_put(m->head, 0, fix_from(f, labelled, C, zero)));
+    ok(bs_head_put(m->head, 0, hold(fix_from(f, labelled, C, zero))));
     ok(bs_head_tile(m->head, 0, m->tile, m->tile_bias, 0));
     ok(bs_head_tile_grad(m->head, 0, m->tile, m->tile_bias, 0));
     ok(bs_head_finish(m->head, 0, &dx));
-    assert_int_equal(bs_tensor_dtype(dx), f->e->dtype);
-    bs_scope_close(f->e);
+    assert_int_equal(bs_tensor_dtype(hold(dx)), f->e->dtype);
+    end_scope(f);
 }
 
 static void run_optimizer(const model *m)
@@ -208,29 +225,49 @@ static void record(bs_dtype compute, bs_dtype stored, trace *t)
 /* ---- the marks of bsk.h: a, o; f f32, i i32, d f64, x bytes that the op defines ---- */
 
 static const char *const marks[BSK_OP_COUNT] = {
-    [BSK_GEMM] = "aao",          [BSK_BIAS] = "aa",           [BSK_COLSUM] = "af",
+    [BSK_GEMM] = "aao",
+    [BSK_BIAS] = "aa",
+    [BSK_COLSUM] = "af",
     [BSK_RMSNORM] = "aaaf",
     [BSK_RMSNORM_BWD] = "aafaaf",
     [BSK_LAYERNORM] = "aaaaf",
-    [BSK_LAYERNORM_BWD] = "aafaaff", [BSK_ROPE] = "aifa",
-    [BSK_ATTENTION] = "aaaiafx", [BSK_ATTENTION_BWD] = "aaaiafaaaax",
-    [BSK_GLU] = "aaa",           [BSK_GLU_BWD] = "aaaaa",     [BSK_ACT] = "aa",
-    [BSK_ACT_BWD] = "aaa",       [BSK_ADD] = "aaa",           [BSK_MUL] = "aaa",
-    [BSK_AXPY] = "ao",           [BSK_SCALE] = "aa",          [BSK_SOFTMAX] = "aa",
-    [BSK_SOFTMAX_BWD] = "aaa",   [BSK_COLUMNS] = "aa",        [BSK_COLUMNS_BWD] = "aa",
-    [BSK_ROW_SCALE] = "aaa",     [BSK_ROW_SCALE_BWD] = "aaaaa", [BSK_GATHER_ROWS] = "aia",
-    [BSK_SCATTER_ROWS] = "aio",  [BSK_DROPOUT] = "aiia",      [BSK_HEAD_TILE] = "fiffffa",
-    [BSK_HEAD_PICK] = "aiff",    [BSK_ROW_MUL] = "ff",        [BSK_HEAD_FINISH] = "ffffffa",
-    [BSK_HEAD_DLOGITS] = "fifffa", [BSK_SUM] = "fd",          [BSK_SUMSQ] = "fd",
+    [BSK_LAYERNORM_BWD] = "aafaaff",
+    [BSK_ROPE] = "aifa",
+    [BSK_ATTENTION] = "aaaiafx",
+    [BSK_ATTENTION_BWD] = "aaaiafaaaax",
+    [BSK_GLU] = "aaa",
+    [BSK_GLU_BWD] = "aaaaa",
+    [BSK_ACT] = "aa",
+    [BSK_ACT_BWD] = "aaa",
+    [BSK_ADD] = "aaa",
+    [BSK_MUL] = "aaa",
+    [BSK_AXPY] = "ao",
+    [BSK_SCALE] = "aa",
+    [BSK_SOFTMAX] = "aa",
+    [BSK_SOFTMAX_BWD] = "aaa",
+    [BSK_COLUMNS] = "aa",
+    [BSK_COLUMNS_BWD] = "aa",
+    [BSK_ROW_SCALE] = "aaa",
+    [BSK_ROW_SCALE_BWD] = "aaaaa",
+    [BSK_GATHER_ROWS] = "aia",
+    [BSK_SCATTER_ROWS] = "aio",
+    [BSK_DROPOUT] = "aiia",
+    [BSK_HEAD_TILE] = "fiffffa",
+    [BSK_HEAD_PICK] = "aiff",
+    [BSK_ROW_MUL] = "ff",
+    [BSK_HEAD_FINISH] = "ffffffa",
+    [BSK_HEAD_DLOGITS] = "fifffa",
+    [BSK_SUM] = "fd",
+    [BSK_SUMSQ] = "fd",
     [BSK_ADAMW] = "ffffo",
 };
 
 /* Results that are f32 sums whatever is computed in. */
 static bool sums_f32(const char *label)
 {
-    static const char *const list[] = {"gradient of weight", "gradient of lora A", "gradient of lora B",
-                                       "accumulate",         "head logits",        "head sum",
-                                       "head weight gradient"};
+    static const char *const list[] = {
+        "gradient of weight", "gradient of lora A", "gradient of lora B",  "accumulate",
+        "head logits",        "head sum",           "head weight gradient"};
     for (size_t i = 0; i < BSI_COUNT(list); i++)
         if (strcmp(label, list[i]) == 0)
             return true;
@@ -322,11 +359,14 @@ static size_t chain_peak(bs_dtype compute)
     fix_seal(&f);
     fix_scope(&f, 0, true, false);
     bs_tensor *x = leaf(&f, HIDDEN), *y = x, *g;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 5; i++) {
         ok(bs_op_mul(y, x, &y));
-    g = fix_from(&f, T, HIDDEN, v);
+        hold(y);
+    }
+    g = hold(fix_from(&f, T, HIDDEN, v));
     ok(bs_scope_backward(f.e, 1, &y, &g));
     size_t peak = fix_arena_peak(&f);
+    end_scope(&f);
     fix_close(&f);
     return peak;
 }
@@ -359,7 +399,8 @@ static void test_sizes(void **state)
             ok(bs_head_open(f.e, &cfg, &h));
             bs_engine_stats_get(f.e, &b);
             assert_int_equal(b.fixed_bytes - a.fixed_bytes, want);
-            const bs_store_key key[] = {{"h", c, compute, BS_KEEP_HOST}, {"y", c, BS_DTYPE_F32, BS_KEEP_DEVICE}};
+            const bs_store_key key[] = {{"h", c, compute, BS_KEEP_HOST},
+                                        {"y", c, BS_DTYPE_F32, BS_KEEP_DEVICE}};
             ok(bs_store_bytes(&f.batch->cfg, 2, key, &want, &host));
             ok(bs_store_open(f.e, f.batch, 2, key, &s));
             bs_engine_stats_get(f.e, &a);
@@ -429,9 +470,10 @@ static void test_ops_refuse(void **state)
     fix_seal(&f);
     stored.compute = BS_DTYPE_F32;
     assert_error(bs_weight_new(f.e, 0, &stored, NULL, &w), BS_DTYPE,
-                 "'w' is stored as f32, the manifest lays expansions out for f32 and the engine computes in bf16");
+                 "'w' is stored as f32, the manifest lays expansions out for f32 and the engine "
+                 "computes in bf16");
     fix_scope(&f, 0, true, false);
-    bs_tensor *sum = fix_at(&f, T, C, v), *x = fix_from(&f, T, C, v);
+    bs_tensor *sum = hold(fix_at(&f, T, C, v)), *x = hold(fix_from(&f, T, C, v));
     assert_int_equal(bs_tensor_dtype(sum), BS_DTYPE_F32);
     assert_error(bs_op_add(x, sum, &y), BS_DTYPE, "input 2 is f32, activations are bf16");
     assert_error(bs_tensor_want_grad(sum), BS_DTYPE, "a f32 tensor has no gradient, bf16 is expected");
@@ -439,13 +481,16 @@ static void test_ops_refuse(void **state)
     ok(bs_op_accumulate(sum, sum));
     ok(bs_tensor_want_grad(x));
     ok(bs_op_scale(x, 2.0, &y));
+    hold(y);
     assert_error(bs_scope_backward(f.e, 1, &y, &sum), BS_DTYPE, "output bf16 with gradient f32");
     ok(bs_array_new(BS_DTYPE_BF16, 2, (int64_t[]){2, C}, &half));
     ok(bs_array_new(BS_DTYPE_I32, 2, (int64_t[]){2, C}, &ints));
     ok(bs_tensor_from(f.e, half, &from));
+    hold(from);
     assert_error(bs_tensor_from(f.e, ints, &from), BS_DTYPE, "i32: activations are bf16");
     bs_array_free(half);
     bs_array_free(ints);
+    end_scope(&f);
     fix_close(&f);
 }
 
@@ -458,20 +503,24 @@ static void test_cpu_refuses(void **state)
     fix_seal(&f);
     fix_scope(&f, 0, false, false);
     bs_place at;
-    ok(bs_tensor_place(fix_from(&f, T, C, v), &at));
+    ok(bs_tensor_place(hold(fix_from(&f, T, C, v)), &at));
     bsi_addr x = bsi_place_addr(&at);
-    bsi_kcall c = {.op = BSK_SCALE, .n_args = 2, .n = {8}, .f = {1}, .dtype = BS_DTYPE_BF16, .label = "test"};
+    bsi_kcall c = {
+        .op = BSK_SCALE, .n_args = 2, .n = {8}, .f = {1}, .dtype = BS_DTYPE_BF16, .label = "test"};
     c.arg[0] = bsi_operand(x, BS_DTYPE_BF16, 8, BSI_READ);
     c.arg[1] = bsi_operand(bsi_addr_add(x, 64), BS_DTYPE_BF16, 8, BSI_WRITE);
-    assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED, "test: the cpu kernel 'scale' takes f32, not bf16");
+    assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED,
+                 "test: the cpu kernel 'scale' takes f32, not bf16");
     c.op = BSK_AXPY;
     c.dtype = BS_DTYPE_F32;
     c.out = BS_DTYPE_BF16;
-    assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED, "test: the cpu kernel 'axpy' gives f32, not bf16");
+    assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED,
+                 "test: the cpu kernel 'axpy' gives f32, not bf16");
     c.op = BSK_EXPAND;
     c.out = BS_DTYPE_F16;
     assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED, "'expand' gives f32 or bf16, not f16");
     ok(bs_engine_sync(f.e)); /* nothing was issued: the device is not lost */
+    end_scope(&f);
     fix_close(&f);
 }
 

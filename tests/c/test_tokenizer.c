@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** test_tokenizer.c: ids and texts against what the Python package makes of the same files (tests/data, and
-** the published tokenizers under BS_SHARED when it is there); merging against its definition; what is bad,
-** hostile or unknown in files and texts; streams, threads, lost memory.
+** test_tokenizer.c: ids and texts against what the Python package makes of the same files (tests/data,
+** and the published tokenizers under BS_SHARED when it is there); merging against its definition; what
+** is bad, hostile or unknown in files and texts; streams, threads, lost memory.
 */
 #include "base/base.h"
 
@@ -24,10 +24,16 @@ typedef struct opened {
     bs_tok_work *w;
 } opened;
 
+/* t NULL: the build lacks a library that the file needs. */
 static opened open_path(const char *path)
 {
     opened o = {0};
-    if (bs_tok_open(path, &o.t) != BS_OK || bs_tok_work_new(o.t, &o.w) != BS_OK)
+    bs_status st = bs_tok_open(path, &o.t);
+    if (st == BS_UNSUPPORTED && !(BS_HAVE_PCRE2 && BS_HAVE_UTF8PROC)) {
+        ASSERT_ERROR("this build lacks");
+        return o;
+    }
+    if (st != BS_OK || bs_tok_work_new(o.t, &o.w) != BS_OK)
         fail_msg("%s", bs_error()->msg);
     return o;
 }
@@ -57,7 +63,9 @@ static char *read_all(FILE *f)
     return p;
 }
 
-#define ZERO "\xEF\xA3\xBF" /* U+F8FF, which no row holds, instead of a zero, where cJSON's texts end */
+#define ZERO                                                                                           \
+    "\xEF\xA3\xBF" /* U+F8FF, which no row holds, instead of a zero, where cJSON's texts end           \
+                    */
 
 /* A file as a JSON tree; xz files through the xz program. NULL: absent. */
 static cJSON *load(const char *path)
@@ -101,7 +109,7 @@ static const char *text_of(const cJSON *o, size_t *n)
     return buf;
 }
 
-/* ---- ids and texts of a row ---------------------------------------------------------------------- */
+/* ---- ids and texts of a row ------------------------------------------------------------------ */
 
 static void check_ids(opened *o, const cJSON *row, unsigned flags, const cJSON *want, const char *where)
 {
@@ -123,7 +131,8 @@ static void check_ids(opened *o, const cJSON *row, unsigned flags, const cJSON *
         fail_msg("%s: '%s': %d ids, should be %d", where, text, (int)out.n, (int)i);
 }
 
-static void check_text(opened *o, const cJSON *ids, unsigned flags, const cJSON *want, const char *where)
+static void check_text(opened *o, const cJSON *ids, unsigned flags, const cJSON *want,
+                       const char *where)
 {
     int32_t id[4096];
     int64_t n = 0;
@@ -163,15 +172,14 @@ static void test_cases(void **state)
         opened o = open_text(json);
         const char *name = get(c, "name")->valuestring;
         const cJSON *text = get(tree, "texts")->child, *row;
-        cJSON_ArrayForEach(row, get(c, "rows"))
-        {
+        for (row = o.t ? get(c, "rows")->child : NULL; row; row = row->next) {
             check_ids(&o, text, BS_TOK_SPECIAL, get(row, "ids"), name);
             check_text(&o, get(row, "ids"), 0, get(row, "text"), name);
             check_text(&o, get(row, "ids"), BS_TOK_SKIP_SPECIAL, get(row, "plain"), name);
             check_spans(&o, text);
             text = text->next;
         }
-        assert_null(text);
+        assert_true(!o.t || !text);
         shut(&o);
         cJSON_free(json);
     }
@@ -205,6 +213,9 @@ static void test_published(void **state)
         unpack(path, "tokenizer_config.json");
         opened o = open_path(tmpdir_path);
         const cJSON *text = get(tree, "strings")->child, *row;
+        tokenizers++;
+        if (!o.t)
+            continue;
         cJSON_ArrayForEach(row, get(c, "rows"))
         {
             check_ids(&o, text, 0, get(row, "ids"), c->string);
@@ -215,7 +226,6 @@ static void test_published(void **state)
         check_ids(&o, hello, BS_TOK_SPECIAL, get(c, "bos_row"), c->string);
         assert_true(bs_tok_special(o.t, "eos") >= 0);
         shut(&o);
-        tokenizers++;
     }
     assert_int_equal(tokenizers, 6);
     cJSON_Delete(hello);
@@ -223,9 +233,10 @@ static void test_published(void **state)
     remove(tmpdir_file("tokenizer_config.json"));
 }
 
-/* ---- small files --------------------------------------------------------------------------------------- */
+/* ---- small files ----------------------------------------------------------------------------- */
 
-#define VOCAB "\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3,\"aba\":4,\"\\u0000\":5,\" \":6,\"<0xC3>\":7,\"<0xA9>\":8"
+#define VOCAB                                                                                          \
+    "\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3,\"aba\":4,\"\\u0000\":5,\" \":6,\"<0xC3>\":7,\"<0xA9>\":8"
 #define MERGES "[\"a\",\"b\"],\"ab a\""
 
 /* A file with some of its parts replaced; NULL: the usual. */
@@ -234,12 +245,14 @@ static const char *file_with(const char *tokens, const char *norm, const char *p
     static char json[16384];
     snprintf(json, sizeof json,
              "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[%s],"
-             "\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":null,\"decoder\":{\"type\":\"Fuse\"},"
+             "\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":null,\"decoder\":{\"type\":"
+             "\"Fuse\"},"
              "\"model\":%s}",
              tokens ? tokens : "", norm ? norm : "null", pre ? pre : "null",
-             model ? model
-                   : "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"vocab\":{" VOCAB
-                     "},\"merges\":[" MERGES "]}");
+             model
+                 ? model
+                 : "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"vocab\":{" VOCAB
+                   "},\"merges\":[" MERGES "]}");
     return json;
 }
 
@@ -310,11 +323,14 @@ static void test_bad_utf8(void **state)
         assert_int_equal(out.n, n);
         assert_memory_equal(out.id, id, (size_t)n * sizeof *id);
     }
-    expect(&o, "a\xE4\xB8" "b", 4, BS_TOK_SPANS, "0:0-1 2:1-3 1:3-4");
+    expect(&o,
+           "a\xE4\xB8"
+           "b",
+           4, BS_TOK_SPANS, "0:0-1 2:1-3 1:3-4");
     shut(&o);
 }
 
-/* ---- refused files -------------------------------------------------------------------------------------- */
+/* ---- refused files --------------------------------------------------------------------------- */
 
 static void refused(const char *json, bs_status want, const char *message)
 {
@@ -348,31 +364,43 @@ static void test_refused_model(void **state)
     refused("{\"surprise\":1}", BS_UNSUPPORTED, "'surprise'");
     refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", BS_UNSUPPORTED, "'Unigram'");
     refused("{\"model\":null}", BS_FORMAT, "model: expected an object, found null");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{}}"), BS_FORMAT, "model.merges is missing");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":0", "")), BS_FORMAT, "id 0 is given to 'a' and to 'b'");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"a\":1", "")), BS_FORMAT, "piece 'a' has the ids 0 and 1");
+    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{}}"), BS_FORMAT,
+            "model.merges is missing");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":0", "")), BS_FORMAT,
+            "id 0 is given to 'a' and to 'b'");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"a\":1", "")), BS_FORMAT,
+            "piece 'a' has the ids 0 and 1");
     refused(file_with(NULL, NULL, NULL, MODEL("\"a\":-1", "")), BS_FORMAT, "whole number");
     refused(file_with(NULL, NULL, NULL, MODEL("\"a\":1.5", "")), BS_FORMAT, "whole number");
     refused(file_with(NULL, NULL, NULL, MODEL("\"a\":99999999999", "")), BS_FORMAT, "a number above");
     refused(file_with(NULL, NULL, NULL, MODEL("\"\\uD800\":1", "")), BS_FORMAT, "surrogate");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":1", "\"a b\"")), BS_FORMAT, "the result is not a piece");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT, "merge 0 ('a' + 'b'): the second");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"b\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT, "the first");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"aa\"")), BS_FORMAT, "two pieces with a space");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"a a a\"")), BS_FORMAT, "two pieces with a space");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "[\"a\"]")), BS_FORMAT, "between the two pieces");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{},\"merges\":[]}"),
-            BS_UNSUPPORTED, "dropout");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"unk_token\":\"?\",\"vocab\":{},\"merges\":[]}"),
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":1", "\"a b\"")), BS_FORMAT,
+            "the result is not a piece");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT,
+            "merge 0 ('a' + 'b'): the second");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"b\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT,
+            "the first");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"aa\"")), BS_FORMAT,
+            "two pieces with a space");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"a a a\"")), BS_FORMAT,
+            "two pieces with a space");
+    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "[\"a\"]")), BS_FORMAT,
+            "between the two pieces");
+    refused(
+        file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{},\"merges\":[]}"),
+        BS_UNSUPPORTED, "dropout");
+    refused(file_with(NULL, NULL, NULL,
+                      "{\"type\":\"BPE\",\"unk_token\":\"?\",\"vocab\":{},\"merges\":[]}"),
             BS_FORMAT, "unk_token '?'");
     refused(file_with(NULL, NULL, NULL,
                       "{\"type\":\"BPE\",\"end_of_word_suffix\":\"</w>\",\"vocab\":{},\"merges\":[]}"),
             BS_UNSUPPORTED, "end_of_word_suffix");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{},\"vocab\":{},\"merges\":[]}"), BS_FORMAT,
-            "model.vocab is there twice");
+    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{},\"vocab\":{},\"merges\":[]}"),
+            BS_FORMAT, "model.vocab is there twice");
     refused(file_with(TOKEN("1", "x"), NULL, NULL, NULL), BS_FORMAT, "id 1 is given to 'a' and to 'x'");
     refused(file_with(TOKEN("2", "a"), NULL, NULL, NULL), BS_FORMAT, "the vocabulary gives it 1");
-    refused(file_with(TOKEN("9", "x") "," TOKEN("9", "x"), NULL, NULL, NULL), BS_FORMAT, "is there twice");
+    refused(file_with(TOKEN("9", "x") "," TOKEN("9", "x"), NULL, NULL, NULL), BS_FORMAT,
+            "is there twice");
     refused(file_with(TOKEN("9", ""), NULL, NULL, NULL), BS_FORMAT, "no content");
     refused(file_with(TOKEN("9.5", "x"), NULL, NULL, NULL), BS_FORMAT, "its id is not a number");
     refused(file_with(TOKEN("1e300", "x"), NULL, NULL, NULL), BS_FORMAT, "its id is not a number");
@@ -382,28 +410,33 @@ static void test_refused_model(void **state)
 static void test_refused_parts(void **state)
 {
     (void)state;
-    refused(file_with(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL), BS_UNSUPPORTED, "'BertNormalizer'");
+    refused(file_with(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL), BS_UNSUPPORTED,
+            "'BertNormalizer'");
     refused(file_with(NULL, "{\"type\":\"Prepend\"}", NULL, NULL), BS_FORMAT, "'prepend' is missing");
-    refused(file_with(NULL, "{\"type\":\"Prepend\",\"prepend\":\"x\",\"more\":1}", NULL, NULL), BS_UNSUPPORTED,
-            "'more'");
+    refused(file_with(NULL, "{\"type\":\"Prepend\",\"prepend\":\"x\",\"more\":1}", NULL, NULL),
+            BS_UNSUPPORTED, "'more'");
     refused(file_with(NULL, NULL, "{\"type\":\"BertPreTokenizer\"}", NULL), BS_UNSUPPORTED,
             "'BertPreTokenizer'");
-    refused(file_with(NULL, NULL, "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Odd\"}", NULL),
+    refused(file_with(NULL, NULL,
+                      "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Odd\"}", NULL),
             BS_UNSUPPORTED, "behavior 'Odd'");
     refused(file_with(NULL, NULL,
-                      "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}", NULL),
+                      "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}",
+                      NULL),
             BS_UNSUPPORTED, "prepend_scheme 'last'");
     refused(file_with(NULL, NULL, "{\"type\":\"Metaspace\",\"replacement\":\"__\"}", NULL), BS_FORMAT,
             "not one character");
     refused("{\"decoder\":{\"type\":\"WordPiece\"}}", BS_UNSUPPORTED, "decoder 'WordPiece'");
-    refused("{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[null]}}", BS_FORMAT, "a decoder is null");
-    refused("{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}}", BS_FORMAT, "'start'");
+    refused("{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[null]}}", BS_FORMAT,
+            "a decoder is null");
+    refused("{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}}", BS_FORMAT,
+            "'start'");
 #if !BS_HAVE_PCRE2
     refused(file_with(NULL, NULL, SPLIT("a"), NULL), BS_UNSUPPORTED, "needs PCRE2");
 #else
-    static const char *const unknown[] = {
-        "\\\\h", "\\\\1", "[a[b]]", "[a&&b]", "(?<n>a)", "(?m:a)", "(*ANY)", "a{,3}", "a{2}+", "\\\\xFF",
-        "\\\\pL", "[\\\\W]", "\\\\k<a>", "\\\\"};
+    static const char *const unknown[] = {"\\\\h",  "\\\\1",   "[a[b]]",   "[a&&b]", "(?<n>a)",
+                                          "(?m:a)", "(*ANY)",  "a{,3}",    "a{2}+",  "\\\\xFF",
+                                          "\\\\pL", "[\\\\W]", "\\\\k<a>", "\\\\"};
     for (size_t i = 0; i < BSI_COUNT(unknown); i++) {
         char pre[256];
         snprintf(pre, sizeof pre, SPLIT("%s"), unknown[i]);
@@ -443,7 +476,7 @@ static void test_endless_match(void **state)
 }
 #endif
 
-/* ---- special ids ---------------------------------------------------------------------------------------- */
+/* ---- special ids ----------------------------------------------------------------------------- */
 
 static void put_file(const char *name, const char *text)
 {
@@ -454,9 +487,10 @@ static void test_special(void **state)
 {
     (void)state;
     put_file("tokenizer.json", file_with(TOKEN("9", "<s>") "," TOKEN("10", "</s>"), NULL, NULL, NULL));
-    put_file("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":{\"__type\":\"AddedToken\","
-                                      "\"content\":\"</s>\"},\"pad_token\":null,\"unk_token\":\"<gone>\","
-                                      "\"image_token\":\"a\",\"add_bos_token\":true}");
+    put_file("tokenizer_config.json",
+             "{\"bos_token\":\"<s>\",\"eos_token\":{\"__type\":\"AddedToken\","
+             "\"content\":\"</s>\"},\"pad_token\":null,\"unk_token\":\"<gone>\","
+             "\"image_token\":\"a\",\"add_bos_token\":true}");
     opened o = open_path(tmpdir_path);
     const int32_t *stop;
     int32_t id;
@@ -489,7 +523,7 @@ static void test_special(void **state)
     remove(tmpdir_file("tokenizer_config.json"));
 }
 
-/* ---- merging against its definition ------------------------------------------------------------------------ */
+/* ---- merging against its definition ---------------------------------------------------------- */
 
 #define LETTERS 4
 
@@ -614,9 +648,10 @@ static void test_many_marks(void **state)
     enum { PAIRS = 100000 };
     char *text = malloc(1 + 4 * PAIRS);
     bs_tok_ids out;
-    opened o = open_text(file_with(NULL, "{\"type\":\"NFC\"}", NULL,
-                                   "{\"type\":\"BPE\",\"vocab\":{\"a\\u0325\":9,\"\xE1\xB8\x81\":0,"
-                                   "\"\\u0316\":1,\"\\u0301\":2,\"a\":3,\"\xC3\xA1\":4},\"merges\":[]}"));
+    opened o =
+        open_text(file_with(NULL, "{\"type\":\"NFC\"}", NULL,
+                            "{\"type\":\"BPE\",\"vocab\":{\"a\\u0325\":9,\"\xE1\xB8\x81\":0,"
+                            "\"\\u0316\":1,\"\\u0301\":2,\"a\":3,\"\xC3\xA1\":4},\"merges\":[]}"));
     assert_non_null(text);
     text[0] = 'a';
     for (int i = 0; i < PAIRS; i++)
@@ -632,7 +667,7 @@ static void test_many_marks(void **state)
 }
 #endif
 
-/* ---- streams ------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static void test_stream(void **state)
 {
@@ -640,16 +675,25 @@ static void test_stream(void **state)
     const char *text;
     size_t n;
     bs_tok_stream *s;
-    const char *json = "{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
-                       "{\"String\":\"_\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
-                       "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":1}]},\"model\":{\"type\":"
-                       "\"BPE\",\"vocab\":{\"_\":0,\"_a\":1,\"b_\":2,\"<0xC3>\":3,\"<0xA9>\":4},\"merges\":[]}}";
+    const char *json =
+        "{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
+        "{\"String\":\"_\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+        "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":1}]},\"model\":{\"type\":"
+        "\"BPE\",\"vocab\":{\"_\":0,\"_a\":1,\"b_\":2,\"<0xC3>\":3,\"<0xA9>\":4},\"merges\":[]}}";
     opened o = open_text(json);
     static const struct {
         int32_t id;
         const char *gives;
-    } step[] = {{1, "a"}, {2, "b"}, {0, " "}, {3, ""}, {4, ""}, {1, " \xC3\xA9 a"}, {3, ""}, {3, ""}, {2, "\xEF\xBF\xBD\xEF\xBF\xBD"
-                                                                                       "b"}};
+    } step[] = {{1, "a"},
+                {2, "b"},
+                {0, " "},
+                {3, ""},
+                {4, ""},
+                {1, " \xC3\xA9 a"},
+                {3, ""},
+                {3, ""},
+                {2, "\xEF\xBF\xBD\xEF\xBF\xBD"
+                    "b"}};
     assert_int_equal(bs_tok_stream_new(o.t, 0, &s), BS_OK);
     for (int round = 0; round < 2; round++) { /* finish begins anew */
         for (size_t i = 0; i < BSI_COUNT(step); i++) {
@@ -663,11 +707,12 @@ static void test_stream(void **state)
     shut(&o);
 }
 
-/* ---- threads and files ------------------------------------------------------------------------------------------ */
+/* ---- threads and files ----------------------------------------------------------------------- */
 
 static char *make_lines(size_t *size)
 {
-    static const char *const word[] = {"ab", "aba", " ", "b", "z", "\xC3\xA9", "\n", "abab", "\n\n", "a b a"};
+    static const char *const word[] = {"ab",       "aba", " ",    "b",    "z",
+                                       "\xC3\xA9", "\n",  "abab", "\n\n", "a b a"};
     uint64_t seed = 3;
     size_t n = 0;
     char *p = malloc(3 << 20);
@@ -741,15 +786,16 @@ static void test_file_failure(void **state)
 }
 #endif
 
-/* ---- lost memory, changed files ------------------------------------------------------------------------------------ */
+/* ---- lost memory, changed files -------------------------------------------------------------- */
 
 static void test_no_memory(void **state)
 {
     (void)state;
     size_t before = bs_host_bytes(BS_TAG_MISC);
-    const char *norm = BS_HAVE_UTF8PROC ? "{\"type\":\"NFC\"}" : "{\"type\":\"Prepend\",\"prepend\":\" \"}";
-    put_file("tokenizer.json",
-             file_with(TOKEN("9", "<s>"), norm, "{\"type\":\"Metaspace\",\"replacement\":\"_\"}", NULL));
+    const char *norm =
+        BS_HAVE_UTF8PROC ? "{\"type\":\"NFC\"}" : "{\"type\":\"Prepend\",\"prepend\":\" \"}";
+    put_file("tokenizer.json", file_with(TOKEN("9", "<s>"), norm,
+                                         "{\"type\":\"Metaspace\",\"replacement\":\"_\"}", NULL));
     put_file("tokenizer_config.json", "{\"bos_token\":\"<s>\"}");
     int failed = 0;
     for (uint64_t nth = 1;; nth++) {
@@ -763,7 +809,10 @@ static void test_no_memory(void **state)
         if (st == BS_OK)
             st = bs_tok_work_new(t, &w);
         if (st == BS_OK)
-            st = bs_tok_encode(w, "ab e\xCC\x81<s>\xFF" "aba", 12, BS_TOK_SPANS, &out);
+            st = bs_tok_encode(w,
+                               "ab e\xCC\x81<s>\xFF"
+                               "aba",
+                               12, BS_TOK_SPANS, &out);
         if (st == BS_OK)
             st = bs_tok_decode(w, out.id, out.n, 0, &text, &n);
         bsi_alloc_fail_nth(0);
@@ -832,11 +881,9 @@ int main(void)
 #if BS_HAVE_UTF8PROC
         cmocka_unit_test(test_many_marks),
 #endif
-#if BS_HAVE_PCRE2 && BS_HAVE_UTF8PROC
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_published),
-#endif
     };
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** fuzz_tokenizer.c: any bytes as a tokenizer file, and behind a zero byte the text to encode. The file is
-** refused, or every id of the text is in the vocabulary, spans lie in the text and in order, decoding at
-** once and step by step agree, and nothing stays allocated. Build and run with libFuzzer:
+** fuzz_tokenizer.c: any bytes as a tokenizer file, and behind a zero byte the text to encode. The file
+** is refused, or every id of the text is in the vocabulary, spans lie in the text and in order,
+** decoding at once and step by step agree, and nothing stays allocated. Build and run with libFuzzer:
 **   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -DBS_HAVE_URING=0 -DBS_HAVE_BLAS=0 \
 **     -DBS_HAVE_PCRE2=1 -DBS_HAVE_UTF8PROC=1 -Isrc $(pkg-config --cflags libcjson) \
-**     tests/fuzz/fuzz_tokenizer.c src/base/[a-z]*.c src/text/[a-z]*.c -lcjson -lpcre2-8 -lutf8proc -lm \
+**     tests/fuzz/fuzz_tokenizer.c src/base/[a-z]*.c src/text/[a-z]*.c -lcjson -lpcre2-8 -lutf8proc -lm
+*\
 **     -lpthread -o fuzz_tokenizer
 **   ./fuzz_tokenizer -max_total_time=60 corpus/
 */
@@ -36,7 +37,8 @@ static void check_decode(const bs_tok *t, bs_tok_work *w, const int32_t *id, int
         return;
     must(bs_tok_stream_new(t, flags, &s) == BS_OK);
     for (int64_t i = 0; i <= n; i++) {
-        st = i < n ? bs_tok_stream_push(s, id[i], &part, &part_n) : bs_tok_stream_finish(s, &part, &part_n);
+        st = i < n ? bs_tok_stream_push(s, id[i], &part, &part_n)
+                   : bs_tok_stream_finish(s, &part, &part_n);
         must(st == BS_OK && part_n <= whole_n - at && !memcmp(whole + at, part, part_n));
         at += part_n;
     }

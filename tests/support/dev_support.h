@@ -68,6 +68,15 @@ static inline void gate_hold(void *ud)
         ;
 }
 
+/* Whether "cuda" is a device of this build and machine. */
+static inline bool gpu_there(void)
+{
+    bs_dev *d;
+    bool there = bs_dev_open("cuda", NULL, &d) == BS_OK;
+    bs_dev_close(d);
+    return there;
+}
+
 /* The queue stops here until sem_post(gate). */
 static inline void gate_close(bsi_queue *q, sem_t *gate)
 {

@@ -112,7 +112,8 @@ bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, co
 {
     static float bytes[1 << 14];
     int64_t n = 1;
-    bs_tensor_info info = {.name = name, .dtype = t, .ndim = ndim, .expand_offset = UINT64_MAX, .compute = f->e->dtype};
+    bs_tensor_info info = {
+        .name = name, .dtype = t, .ndim = ndim, .expand_offset = UINT64_MAX, .compute = f->e->dtype};
     for (int i = 0; i < ndim; i++)
         n *= info.dim[i] = dim[i];
     info.bytes = (size_t)n * bs_dtype_size(t);

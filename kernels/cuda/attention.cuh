@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** attention.cuh: what the attention kernels share. q, o [T,H*D], k, v [T,K*D], lse [T,H]; query head
+** h reads key/value head h / (H/K). The rows of the batch are packed: query i sees key j iff
+** first_key(i) <= j <= i, and first_key never decreases. So tiles are cut from the T tokens as a
+** whole: a tile's keys are those from the first key of its first query to its last query.
+**
+** Scores are kept times log2(e), so that a power of two is all that softmax needs.
+*/
+#ifndef BSK_CUDA_ATTENTION_CUH
+#define BSK_CUDA_ATTENTION_CUH
+
+#include "device.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2   0.6931471805599453f
+
+struct attention_args {
+    const void *q, *k, *v, *o_in, *grad_o;
+    const int32_t *cu; /* [n_rows+1] */
+    const float *lse_in;
+    void *o, *dq, *dk, *dv;
+    float *lse;
+    const float *delta;   /* [T,H]: sum of dO * O */
+    const int32_t *first; /* [T]: first_key; backward only */
+    int T, H, K, D, n_rows, window;
+    float scale, cap;
+};
+
+/* What score() does: the usual case folds the scale into the power. */
+enum { SCORE_PLAIN, SCORE_GENERAL };
+
+static inline bool attention_args_of(const bsk_call *c, attention_args *a)
+{
+    const int64_t *n = c->n;
+    if (n[0] > INT32_MAX / 2 || n[1] * n[3] > INT32_MAX)
+        return false;
+    *a = attention_args();
+    a->q = c->p[0];
+    a->k = c->p[1];
+    a->v = c->p[2];
+    a->cu = (const int32_t *)c->p[3];
+    a->T = (int)n[0];
+    a->H = (int)n[1];
+    a->K = (int)n[2];
+    a->D = (int)n[3];
+    a->n_rows = (int)n[4];
+    a->window = n[5] > 0 && n[5] < n[0] ? (int)n[5] : 0;
+    a->scale = (float)c->f[0];
+    a->cap = (float)c->f[1];
+    return true;
+}
+
+static inline void attention_forward_args(const bsk_call *c, attention_args *a)
+{
+    a->o = c->p[4];
+    a->lse = (float *)c->p[5];
+}
+
+/* The scratch holds delta [T,H], then first [T]. */
+static inline void attention_backward_args(const bsk_call *c, attention_args *a)
+{
+    a->o_in = c->p[4];
+    a->lse_in = (const float *)c->p[5];
+    a->grad_o = c->p[6];
+    a->dq = c->p[7];
+    a->dk = c->p[8];
+    a->dv = c->p[9];
+    a->delta = (const float *)c->p[10];
+    a->first = (const int32_t *)c->p[10] + (int64_t)a->T * a->H;
+}
+
+static __device__ inline int first_key(const attention_args &a, int i)
+{
+    int low = 0, high = a.n_rows; /* cu[low] <= i < cu[high] */
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        if (a.cu[mid] <= i)
+            low = mid;
+        else
+            high = mid;
+    }
+    return a.window > 0 ? max(a.cu[low], i - a.window + 1) : a.cu[low];
+}
+
+/* The end of the queries that see key j or an earlier one, for first [T]. */
+static __device__ inline int last_query(const attention_args &a, int j)
+{
+    int low = j, high = a.T; /* first[low] <= j, first[high] > j */
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        if (a.first[mid] <= j)
+            low = mid;
+        else
+            high = mid;
+    }
+    return high;
+}
+
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ inline float tanh_fast(float x)
+{
+    float e = exp2_fast(-2.0f * LOG2E * fabsf(x));
+    return copysignf(__fdividef(1.0f - e, 1.0f + e), x);
+}
+
+/* attention_bwd.cu: fills the scratch that attention_backward_args points at. */
+cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype);
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** attention_bwd.cu: the gradient of attention on tensor cores, without atomics: one pass over key tiles
+** gives dk and dv, one over query tiles dq. Both compute P = e^(s - lse) and dS = P (dP - delta) again,
+** with dP = dO v^T and delta = rowsum(dO O).
+**
+** A pass is the same kernel with the roles changed. Its block owns ROWS rows of a score tile, 16 a warp:
+** keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes scores and
+** dP in registers, rounds them to operands in place and adds dS times the first streamed operand (dk or dq)
+** and, for keys, P times the second (dv). The query heads of a key head and the columns come in order.
+*/
+#include "attention.cuh"
+#include "mma.cuh"
+
+/* SUMS of a pass: what it accumulates. */
+enum { SUM_FIRST = 1, SUM_SECOND = 2 };
+
+template <int D> struct shape {
+    enum {
+        ROWS = 64,
+        COLUMNS = D <= 128 ? 64 : 16,
+        STAGES = D <= 128 ? 2 : 1, /* of the first streamed operand */
+        STRIDE = D + PAD,
+        TILES = (2 * ROWS + (STAGES + 1) * COLUMNS) * STRIDE,
+        BYTES = TILES * (int)sizeof(bf16) + STAGES * 3 * COLUMNS * (int)sizeof(float)
+    };
+};
+
+/* ---- what is needed per query: delta and first ---- */
+
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    prepare_kernel(attention_args a, float *delta, int32_t *first, bool wide)
+{
+    int64_t row = my_row(), rows = (int64_t)a.T * a.H, limit = row < rows ? a.D : 0;
+    const T *o = (const T *)a.o_in + row * a.D, *grad_o = (const T *)a.grad_o + row * a.D;
+    float sum = 0.0f;
+    FOR_COLUMNS(c, limit) {
+        float u[VEC], v[VEC];
+        load_some(u, o + c, limit - c, wide);
+        load_some(v, grad_o + c, limit - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            sum += u[i] * v[i];
+    }
+    sum = group_reduce(sum, op_add());
+    if (threadIdx.x != 0 || !limit)
+        return;
+    delta[row] = sum;
+    if (row % a.H == 0)
+        first[row / a.H] = first_key(a, (int)(row / a.H));
+}
+
+cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype)
+{
+    row_shape s = rows_of((int64_t)a->T * a->H, a->D);
+    if (s.grid == 0)
+        return s.status;
+    return by_type(x, dtype, [&](auto t) {
+        prepare_kernel<decltype(t)><<<s.grid, s.block, 0, x->stream>>>(
+            *a, const_cast<float *>(a->delta), const_cast<int32_t *>(a->first),
+            rows_wide(a->D, a->o_in, a->grad_o));
+        return cudaGetLastError();
+    });
+}
+
+/* ---- products ---- */
+
+/* s = rows times columns^T, both with D elements a row */
+template <int D, int COLUMNS>
+static __device__ inline void product(float (&s)[COLUMNS / 8][4], const bf16 *rows, const bf16 *columns)
+{
+    enum { STRIDE = D + PAD };
+    int lane = threadIdx.x % 32;
+    const bf16 *ra = rows + at_rows(lane, STRIDE), *cb = columns + at_columns(lane, STRIDE);
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[n][i] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+        uint32_t a[4];
+        ldmatrix(a, ra + d);
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix(b, cb + n * 8 * STRIDE + d);
+            mma(s[n], a, b[0], b[1]);
+            mma(s[n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* sum += p columns, p rounded to operands */
+template <int D, int COLUMNS>
+static __device__ inline void accumulate(float (&sum)[D / 8][4], const uint32_t (&p)[COLUMNS / 16][4],
+                                         const bf16 *columns)
+{
+    enum { STRIDE = D + PAD };
+    const bf16 *cb = columns + at_rows(threadIdx.x % 32, STRIDE);
+#pragma unroll
+    for (int k = 0; k < COLUMNS / 16; k++)
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_trans(b, cb + k * 16 * STRIDE + n * 8);
+            mma(sum[n], p[k], b[0], b[1]);
+            mma(sum[n + 1], p[k], b[2], b[3]);
+        }
+}
+
+template <int COLUMNS>
+static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4], const float (&s)[COLUMNS / 8][4])
+{
+#pragma unroll
+    for (int k = 0; k < COLUMNS / 16; k++) {
+        p[k][0] = pack(s[2 * k][0], s[2 * k][1]);
+        p[k][1] = pack(s[2 * k][2], s[2 * k][3]);
+        p[k][2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
+        p[k][3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
+    }
+}
+
+/* Of a query: what a score needs. In shared memory as three arrays, or in registers. */
+struct query {
+    float lse2, delta; /* lse in powers of two */
+    int first;
+};
+
+/* A score to P, and dP to dS without the scale. */
+template <int SCORE>
+static __device__ inline void gradient(const attention_args &a, float power, const query &q, bool seen, float &s,
+                                       float &dp)
+{
+    float slope = 1.0f, e = s * power;
+    if (SCORE == SCORE_GENERAL) {
+        e = s * a.scale;
+        if (a.cap > 0.0f) {
+            float t = tanh_fast(e / a.cap);
+            slope = 1.0f - t * t;
+            e = a.cap * t;
+        }
+        e *= LOG2E;
+    }
+    s = seen ? exp2_fast(e - q.lse2) : 0.0f;
+    dp = s * (dp - q.delta) * slope;
+}
+
+/* ---- the pass ---- */
+
+template <int D, bool KEYS, int SUMS, int SCORE>
+static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_args a)
+{
+    using S = shape<D>;
+    constexpr int ROWS = S::ROWS, COLUMNS = S::COLUMNS, STAGES = S::STAGES, STRIDE = S::STRIDE, NT = COLUMNS / 8;
+    extern __shared__ __align__(16) bf16 memory[];
+    bf16 *row1 = memory, *row2 = row1 + ROWS * STRIDE, *column2 = row2 + ROWS * STRIDE;
+    bf16 *column1 = column2 + COLUMNS * STRIDE; /* STAGES tiles */
+    float *s_lse = (float *)(memory + S::TILES), *s_delta = s_lse + STAGES * COLUMNS;
+    int *s_first = (int *)(s_delta + STAGES * COLUMNS);
+
+    int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, group = a.H / a.K;
+    int tile = KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y; /* the longest first */
+    int row0 = tile * ROWS, end = min(row0 + ROWS, a.T);
+    int kv = KEYS ? blockIdx.x : blockIdx.x / group, h0 = KEYS ? kv * group : blockIdx.x;
+    int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
+    int64_t ld_row = KEYS ? ldk : ldq, ld_column = KEYS ? ldq : ldk;
+    const bf16 *k = (const bf16 *)a.k + (int64_t)kv * D, *v = (const bf16 *)a.v + (int64_t)kv * D;
+    const bf16 *q = (const bf16 *)a.q, *grad_o = (const bf16 *)a.grad_o;
+    int from = KEYS ? row0 : a.first[row0], to = KEYS ? last_query(a, end - 1) : end;
+    int per_head = (to - from + COLUMNS - 1) / COLUMNS, steps = per_head * (KEYS ? group : 1);
+
+    /* Column tile `step`: its head and first column. */
+    auto head_of = [&](int step) { return h0 + step / per_head; };
+    auto column_of = [&](int step) { return from + step % per_head * COLUMNS; };
+    auto load_first = [&](int step) {
+        int h = head_of(step), c0 = column_of(step), stage = step % STAGES;
+        load_tile<COLUMNS, D>(column1 + stage * COLUMNS * STRIDE, KEYS ? q + (int64_t)h * D : k, ld_column, c0, to);
+        if (KEYS)
+            for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
+                int64_t c = c0 + i < to ? c0 + i : c0;
+                cp_async(&s_lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
+                cp_async(&s_delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
+                cp_async(&s_first[stage * COLUMNS + i], &a.first[c], 4, true);
+            }
+    };
+    auto load_second = [&](int step) {
+        load_tile<COLUMNS, D>(column2, KEYS ? grad_o + (int64_t)head_of(step) * D : v, ld_column, column_of(step),
+                              to);
+    };
+
+    load_tile<ROWS, D>(row1, KEYS ? k : q + (int64_t)h0 * D, ld_row, row0, end);
+    load_tile<ROWS, D>(row2, KEYS ? v : grad_o + (int64_t)h0 * D, ld_row, row0, end);
+    load_first(0);
+    cp_commit();
+    load_second(0);
+    cp_commit();
+
+    query mine[2] = {};
+    if (!KEYS)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = row0 + warp_row + 8 * half + lane / 4;
+            bool there = i < end;
+            mine[half].lse2 = there ? LOG2E * a.lse_in[(int64_t)i * a.H + h0] : 0.0f;
+            mine[half].delta = there ? a.delta[(int64_t)i * a.H + h0] : 0.0f;
+            mine[half].first = there ? a.first[i] : INT32_MAX;
+        }
+    const float power = a.scale * LOG2E;
+    float sum1[D / 8][4] = {}, sum2[D / 8][4] = {};
+    for (int step = 0; step < steps; step++) {
+        int c0 = column_of(step), stage = step % STAGES;
+        int last = KEYS ? min(c0 + COLUMNS, to) - 1 : end - 1, last_first = a.first[last];
+        const bf16 *first_tile = column1 + stage * COLUMNS * STRIDE;
+        float s[NT][4], dp[NT][4];
+        uint32_t operand[COLUMNS / 16][4];
+        cp_wait<1>();
+        __syncthreads(); /* the first operand is there, and everyone is done with the step before */
+        product<D, COLUMNS>(s, row1 + warp_row * STRIDE, first_tile);
+        cp_wait<0>();
+        __syncthreads(); /* the second operand is there */
+        if (STAGES == 2) {
+            if (step + 1 < steps)
+                load_first(step + 1);
+            cp_commit();
+        }
+        product<D, COLUMNS>(dp, row2 + warp_row * STRIDE, column2);
+        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= to && row0 + ROWS <= end && last_first <= row0
+                          : c0 + COLUMNS - 1 <= row0 && last_first <= c0 && row0 + ROWS <= end;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int row = row0 + warp_row + 8 * (e / 2) + lane / 4, column = c0 + n * 8 + lane % 4 * 2 + e % 2;
+                query at = mine[e / 2];
+                if (KEYS) {
+                    int i = stage * COLUMNS + column - c0;
+                    at.lse2 = LOG2E * s_lse[i];
+                    at.delta = s_delta[i];
+                    at.first = s_first[i];
+                }
+                int key = KEYS ? row : column, asking = KEYS ? column : row;
+                bool seen = whole || (key <= asking && key >= at.first && (KEYS ? asking < to : asking < end));
+                gradient<SCORE>(a, power, at, seen, s[n][e], dp[n][e]);
+            }
+        if (SUMS & SUM_SECOND) {
+            round_operands<COLUMNS>(operand, s);
+            accumulate<D, COLUMNS>(sum2, operand, column2);
+        }
+        if (STAGES == 2) {
+            __syncthreads(); /* everyone is done with the second operand */
+            if (step + 1 < steps)
+                load_second(step + 1);
+            cp_commit();
+        }
+        if (SUMS & SUM_FIRST) {
+            round_operands<COLUMNS>(operand, dp);
+            accumulate<D, COLUMNS>(sum1, operand, first_tile);
+        }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (step + 1 < steps)
+                load_first(step + 1);
+            cp_commit();
+            if (step + 1 < steps)
+                load_second(step + 1);
+            cp_commit();
+        }
+    }
+    /* the warp alone reads its rows of both row tiles, and it is done with them */
+    if (SUMS & SUM_FIRST)
+        store_rows<D>(KEYS ? (bf16 *)a.dk + (int64_t)kv * D : (bf16 *)a.dq + (int64_t)h0 * D, ld_row,
+                      row0 + warp_row, end, row1 + warp_row * STRIDE, sum1, a.scale, a.scale);
+    if (SUMS & SUM_SECOND)
+        store_rows<D>((bf16 *)a.dv + (int64_t)kv * D, ldk, row0 + warp_row, end, row2 + warp_row * STRIDE, sum2, 1.0f,
+                      1.0f);
+}
+
+template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
+{
+    using S = shape<D>;
+    auto kernel = a.cap > 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
+                               : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
+    int tiles = (a.T + S::ROWS - 1) / S::ROWS;
+    if (tiles > 65535)
+        return cudaErrorInvalidConfiguration;
+    cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+    if (e != cudaSuccess)
+        return e;
+    kernel<<<dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS, S::BYTES, x->stream>>>(a);
+    return cudaGetLastError();
+}
+
+/* Sums of a head dim above 128 fill the registers: dk and dv take a pass each. */
+template <int D> static cudaError_t backward(bsk_cuda *x, const attention_args &a)
+{
+    cudaError_t e;
+    if constexpr (D <= 128) {
+        e = pass<D, true, SUM_FIRST | SUM_SECOND>(x, a);
+    } else {
+        e = pass<D, true, SUM_FIRST>(x, a);
+        if (e == cudaSuccess)
+            e = pass<D, true, SUM_SECOND>(x, a);
+    }
+    return e == cudaSuccess ? pass<D, false, SUM_FIRST>(x, a) : e;
+}
+
+cudaError_t bsk_cuda_attention_bwd_mma(bsk_cuda *x, const bsk_call *c)
+{
+    attention_args a;
+    if (!attention_args_of(c, &a))
+        return cudaErrorInvalidConfiguration;
+    if (a.T <= 0)
+        return cudaSuccess;
+    attention_backward_args(c, &a);
+    cudaError_t e = bsk_cuda_attention_prepare(x, &a, c->dtype);
+    if (e != cudaSuccess)
+        return e;
+    switch (a.D) {
+    case 64:
+        return backward<64>(x, a);
+    case 80:
+        return backward<80>(x, a);
+    case 96:
+        return backward<96>(x, a);
+    case 128:
+        return backward<128>(x, a);
+    default:
+        return backward<256>(x, a);
+    }
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** elementwise.cu: kernels over N independent elements: stored to computed dtypes, activations, gated
+** activations, sums and products, dropout. In place is fine except where element types differ.
+*/
+#include "device.cuh"
+
+static __device__ inline float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+template <int ACT> static __device__ inline float act_value(float x)
+{
+    if (ACT == BSK_SILU)
+        return x * sigmoid(x);
+    if (ACT == BSK_GELU_TANH)
+        return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+    if (ACT == BSK_GELU_ERF)
+        return 0.5f * x * (1.0f + erff(x * 0.707106781f));
+    return x < 0.0f ? 0.0f : x; /* NaN stays NaN */
+}
+
+template <int ACT> static __device__ inline float act_slope(float x)
+{
+    if (ACT == BSK_SILU) {
+        float s = sigmoid(x);
+        return s * (1.0f + x * (1.0f - s));
+    }
+    if (ACT == BSK_GELU_TANH) {
+        float t = tanhf(0.797884561f * (x + 0.044715f * x * x * x));
+        return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.797884561f * (1.0f + 0.134145f * x * x);
+    }
+    if (ACT == BSK_GELU_ERF) /* Phi(x) + x phi(x) */
+        return 0.5f * (1.0f + erff(x * 0.707106781f)) + x * 0.398942280f * expf(-0.5f * x * x);
+    return x > 0.0f ? 1.0f : 0.0f;
+}
+
+template <int ACT> struct f_act {
+    enum { in = 1, out = 1 };
+    __device__ void operator()(const float *x, float *y) const { y[0] = act_value<ACT>(x[0]); }
+};
+
+template <int ACT> struct f_act_bwd { /* x, dy */
+    enum { in = 2, out = 1 };
+    __device__ void operator()(const float *x, float *y) const { y[0] = x[1] * act_slope<ACT>(x[0]); }
+};
+
+template <int ACT> struct f_glu { /* g, u */
+    enum { in = 2, out = 1 };
+    __device__ void operator()(const float *x, float *y) const { y[0] = act_value<ACT>(x[0]) * x[1]; }
+};
+
+template <int ACT> struct f_glu_bwd { /* g, u, dy */
+    enum { in = 3, out = 2 };
+    __device__ void operator()(const float *x, float *y) const
+    {
+        y[0] = x[2] * x[1] * act_slope<ACT>(x[0]);
+        y[1] = x[2] * act_value<ACT>(x[0]);
+    }
+};
+
+struct f_add {
+    enum { in = 2, out = 1 };
+    __device__ void operator()(const float *x, float *y) const { y[0] = x[0] + x[1]; }
+};
+
+struct f_mul {
+    enum { in = 2, out = 1 };
+    __device__ void operator()(const float *x, float *y) const { y[0] = x[0] * x[1]; }
+};
+
+struct f_axpy { /* x, y */
+    enum { in = 2, out = 1 };
+    float s;
+    __device__ void operator()(const float *x, float *y) const { y[0] = x[1] + s * x[0]; }
+};
+
+struct f_scale {
+    enum { in = 1, out = 1 };
+    float s;
+    __device__ void operator()(const float *x, float *y) const { y[0] = s * x[0]; }
+};
+
+struct f_softcap {
+    enum { in = 1, out = 1 };
+    float cap;
+    __device__ void operator()(const float *x, float *y) const { y[0] = cap * tanhf(x[0] / cap); }
+};
+
+/* map with one kernel per element type and activation; the operands are p[] in order. */
+template <template <int> class F> static cudaError_t map_act(bsk_cuda *x, const bsk_call *c)
+{
+    return by_type(x, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        switch (c->n[1]) {
+        case BSK_SILU:
+            return map<T, T>(x, c->n[0], c->p, F<BSK_SILU>());
+        case BSK_GELU_TANH:
+            return map<T, T>(x, c->n[0], c->p, F<BSK_GELU_TANH>());
+        case BSK_GELU_ERF:
+            return map<T, T>(x, c->n[0], c->p, F<BSK_GELU_ERF>());
+        default:
+            return map<T, T>(x, c->n[0], c->p, F<BSK_RELU>());
+        }
+    });
+}
+
+template <class F> static cudaError_t map_typed(bsk_cuda *x, const bsk_call *c, void *const *p, F f)
+{
+    return by_type(x, c->dtype, [&](auto t) { return map<decltype(t), decltype(t)>(x, c->n[0], p, f); });
+}
+
+cudaError_t bsk_cuda_act(bsk_cuda *x, const bsk_call *c)
+{
+    return map_act<f_act>(x, c);
+}
+
+cudaError_t bsk_cuda_act_bwd(bsk_cuda *x, const bsk_call *c)
+{
+    return map_act<f_act_bwd>(x, c);
+}
+
+cudaError_t bsk_cuda_glu(bsk_cuda *x, const bsk_call *c)
+{
+    return map_act<f_glu>(x, c);
+}
+
+cudaError_t bsk_cuda_glu_bwd(bsk_cuda *x, const bsk_call *c)
+{
+    return map_act<f_glu_bwd>(x, c);
+}
+
+cudaError_t bsk_cuda_add(bsk_cuda *x, const bsk_call *c)
+{
+    return map_typed(x, c, c->p, f_add());
+}
+
+cudaError_t bsk_cuda_mul(bsk_cuda *x, const bsk_call *c)
+{
+    return map_typed(x, c, c->p, f_mul());
+}
+
+cudaError_t bsk_cuda_axpy(bsk_cuda *x, const bsk_call *c)
+{
+    void *const p[] = {c->p[0], c->p[1], c->p[1]};
+    return map_typed(x, c, p, f_axpy{(float)c->f[0]});
+}
+
+cudaError_t bsk_cuda_scale(bsk_cuda *x, const bsk_call *c)
+{
+    return map_typed(x, c, c->p, f_scale{(float)c->f[0]});
+}
+
+cudaError_t bsk_cuda_softcap(bsk_cuda *x, const bsk_call *c)
+{
+    void *const p[] = {c->p[0], c->p[0]};
+    return map<float, float>(x, c->n[0], p, f_softcap{(float)c->f[0]});
+}
+
+cudaError_t bsk_cuda_expand(bsk_cuda *x, const bsk_call *c)
+{
+    f_scale f = {(float)c->f[0]};
+    return by_type(x, c->out, [&](auto t) {
+        using O = decltype(t);
+        switch (c->n[0]) {
+        case BS_DTYPE_F32:
+            return map<float, O>(x, c->n[1], c->p, f);
+        case BS_DTYPE_BF16:
+            return map<bf16, O>(x, c->n[1], c->p, f);
+        case BS_DTYPE_F16:
+            return map<__half, O>(x, c->n[1], c->p, f);
+        default:
+            x->note = "weights are expanded from f32, bf16 and f16 only";
+            return cudaErrorNotSupported;
+        }
+    });
+}
+
+/* ---- dropout ---- */
+
+struct dropout_args {
+    const int32_t *row, *pos; /* [T] */
+    int64_t T, C;
+    uint32_t key0, key1, step;
+    float probability, keep;
+};
+
+/* Philox4x32-10: the bits of bsi_philox. */
+static __device__ inline void philox(uint32_t (&w)[4], uint32_t k0, uint32_t k1)
+{
+#pragma unroll
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        uint32_t a_hi = __umulhi(0xD2511F53u, w[0]), a_lo = 0xD2511F53u * w[0];
+        uint32_t b_hi = __umulhi(0xCD9E8D57u, w[2]), b_lo = 0xCD9E8D57u * w[2];
+        w[0] = b_hi ^ w[1] ^ k0;
+        w[2] = a_hi ^ w[3] ^ k1;
+        w[1] = b_lo;
+        w[3] = a_lo;
+    }
+}
+
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    dropout_kernel(const T *x, T *y, dropout_args a, bool wide)
+{
+    int64_t t = my_row();
+    if (t >= a.T)
+        return;
+    FOR_COLUMNS(c, a.C) {
+        float v[VEC];
+        load_some(v, x + t * a.C + c, a.C - c, wide);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t w[4] = {a.step, (uint32_t)a.row[t], (uint32_t)a.pos[t], (uint32_t)(c / 4) + half};
+            philox(w, a.key0, a.key1);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float u = (float)(w[i] >> 8) * 0x1p-24f, &e = v[4 * half + i];
+                e = u < a.probability ? 0.0f : e / a.keep;
+            }
+        }
+        store_some(y + t * a.C + c, v, a.C - c, wide);
+    }
+}
+
+cudaError_t bsk_cuda_dropout(bsk_cuda *x, const bsk_call *c)
+{
+    float probability = (float)c->f[0];
+    dropout_args a = {(const int32_t *)c->p[1], (const int32_t *)c->p[2], c->n[0], c->n[1],
+                      (uint32_t)c->n[2],        (uint32_t)c->n[3],        (uint32_t)c->n[4],
+                      probability,              1.0f - probability};
+    row_shape s = rows_of(a.T, a.C);
+    if (s.grid == 0)
+        return s.status;
+    return by_type(x, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        dropout_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[3], a,
+                                                             rows_wide(a.C, c->p[0], c->p[3]));
+        return cudaGetLastError();
+    });
+}
+
+/* ---- a product over nothing ---- */
+
+template <class T> static __global__ void scale_matrix_kernel(T *C, int64_t N, int64_t ldc, float beta)
+{
+    T *row = C + (int64_t)blockIdx.x * ldc;
+    for (int64_t j = threadIdx.x; j < N; j += blockDim.x)
+        from_f32(&row[j], beta == 0.0f ? 0.0f : beta * to_f32(row[j]));
+}
+
+cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
+                                  float beta)
+{
+    if (M > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    return by_type(x, dtype, [&](auto t) {
+        using T = decltype(t);
+        scale_matrix_kernel<T><<<(unsigned)M, ROW_THREADS, 0, x->stream>>>((T *)C, N, ldc, beta);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t bsk_cuda_probe(void)
+{
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, scale_matrix_kernel<float>);
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** kernels.h: what the cuda backend and its kernels share. A launcher reads a bsk_call as bsk.h lays it
+** out and issues kernels on x->stream; it never waits, allocates or copies to the host. Shapes were
+** checked above; what a launcher refuses is an element type or a size that it has no kernel for.
+**
+** Results are a function of shapes and inputs only: no atomics, every sum has one fixed order.
+*/
+#ifndef BSK_CUDA_KERNELS_H
+#define BSK_CUDA_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include "bs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "bsk.h"
+
+enum {
+    BSK_CUDA_PARTIALS = 1024,        /* f64 values that sums may leave between two kernels */
+    BSK_CUDA_BLAS_BYTES = 32 << 20,  /* workspace of the BLAS */
+    BSK_CUDA_MAX_HEAD_DIM = 256
+};
+
+/* The functions of cuBLAS that are used; the library is loaded when a device is opened. */
+typedef struct bsk_cublas {
+    cublasStatus_t (*create)(cublasHandle_t *handle);
+    cublasStatus_t (*destroy)(cublasHandle_t handle);
+    cublasStatus_t (*set_stream)(cublasHandle_t handle, cudaStream_t stream);
+    cublasStatus_t (*set_workspace)(cublasHandle_t handle, void *workspace, size_t bytes);
+    cublasStatus_t (*set_math_mode)(cublasHandle_t handle, cublasMath_t mode);
+    cublasStatus_t (*gemm)(cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int64_t m,
+                           int64_t n, int64_t k, const void *alpha, const void *a,
+                           cudaDataType_t a_type, int64_t lda, const void *b, cudaDataType_t b_type,
+                           int64_t ldb, const void *beta, void *c, cudaDataType_t c_type, int64_t ldc,
+                           cublasComputeType_t compute, cublasGemmAlgo_t algo);
+    const char *(*status_text)(cublasStatus_t status);
+} bsk_cublas;
+
+typedef struct bsk_cuda {
+    cudaStream_t stream;
+    const bsk_cublas *blas;
+    cublasHandle_t handle; /* bound to stream */
+    double *partials;      /* [BSK_CUDA_PARTIALS], device */
+    const char *note;      /* of a launcher that fails: what CUDA's own text does not say; static */
+} bsk_cuda;
+
+/* cudaErrorNotSupported: refused, nothing was issued, note says why. */
+typedef cudaError_t bsk_cuda_fn(bsk_cuda *x, const bsk_call *c);
+
+typedef struct bsk_cuda_entry {
+    const char *name;
+    bsk_cuda_fn *fn;
+    bool shared; /* uses the BLAS or the partials, of which a device has one */
+} bsk_cuda_entry;
+
+extern const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT];
+
+/* cudaErrorNoKernelImageForDevice: the current device is of an architecture that was not compiled. */
+cudaError_t bsk_cuda_probe(void);
+
+bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_cuda_rmsnorm,
+    bsk_cuda_rmsnorm_bwd, bsk_cuda_rope, bsk_cuda_attention, bsk_cuda_attention_bwd, bsk_cuda_glu,
+    bsk_cuda_glu_bwd, bsk_cuda_act, bsk_cuda_act_bwd, bsk_cuda_add, bsk_cuda_mul, bsk_cuda_axpy,
+    bsk_cuda_scale, bsk_cuda_softmax, bsk_cuda_softmax_bwd, bsk_cuda_columns, bsk_cuda_columns_bwd,
+    bsk_cuda_row_scale, bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows, bsk_cuda_scatter_rows,
+    bsk_cuda_dropout, bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
+    bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq, bsk_cuda_adamw;
+/* C [M,N] with leading dimension ldc becomes beta C: a product over nothing. */
+cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
+                                  float beta);
+
+/* attention_*.cu: the versions that attention.c chooses from. */
+bool bsk_cuda_attention_tiled(int64_t D); /* the tensor cores have a kernel for this head dim */
+bsk_cuda_fn bsk_cuda_attention_mma, bsk_cuda_attention_bwd_mma, bsk_cuda_attention_plain,
+    bsk_cuda_attention_bwd_plain;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

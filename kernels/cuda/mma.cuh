@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** mma.cuh: tiles of bf16 in shared memory and the tensor cores' instructions on them (sm_80 and on).
+** A tile has rows of D elements, PAD apart, so that the 8 rows that one ldmatrix step reads lie in
+** different banks for every D that is a multiple of 16.
+**
+** m16n8k16: a warp multiplies A [16,16] by B [16,8] and adds to C [16,8]. Lane l holds of C the rows
+** l/4 and l/4+8, columns 2(l%4) and the next; two neighbouring C tiles, rounded, are an A operand.
+*/
+#ifndef BSK_CUDA_MMA_CUH
+#define BSK_CUDA_MMA_CUH
+
+#include "device.cuh"
+
+enum { PAD = 8, MMA_THREADS = 128 };
+
+static __device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ inline void ldmatrix(uint32_t (&r)[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+
+static __device__ inline void ldmatrix_trans(uint32_t (&r)[4], const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+
+static __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ inline uint32_t pack(float low, float high)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+
+/* Where lane `lane` reads: A [16,16] and B from rows of k, at (row, column) of a tile. */
+static __device__ inline int at_rows(int lane, int stride)
+{
+    return lane % 16 * stride + lane / 16 * 8;
+}
+
+/* B [16, 16 columns] when the tile holds B's transpose: two B operands {0,1} and {2,3}. */
+static __device__ inline int at_columns(int lane, int stride)
+{
+    return (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+}
+
+static __device__ inline void cp_async(void *to, const void *from, int bytes, bool there)
+{
+    int n = there ? bytes : 0; /* the rest is filled with zeros */
+    if (bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
+                     : "memory");
+}
+
+static __device__ inline void cp_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> static __device__ inline void cp_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Starts the copy of rows [row0, row0 + ROWS) of x, of leading dimension ld; rows from `end` on are 0. */
+template <int ROWS, int D>
+static __device__ inline void load_tile(bf16 *tile, const bf16 *x, int64_t ld, int row0, int end)
+{
+    enum { CHUNKS = D / 8 };
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += MMA_THREADS) {
+        int r = i / CHUNKS, c = i % CHUNKS * 8;
+        bool there = row0 + r < end;
+        cp_async(tile + r * (D + PAD) + c, x + (there ? (row0 + r) * ld + c : 0), 16, there);
+    }
+}
+
+/* 16 rows of C, f32 in registers, times factor (of rows l/4 and l/4+8) to rows of `tile`, which the warp
+   owns, and from there to rows [row0, min(row0+16, end)) of y. */
+template <int D>
+static __device__ inline void store_rows(bf16 *y, int64_t ld, int row0, int end, bf16 *tile,
+                                         const float (&c)[D / 8][4], float factor, float factor8)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        bf16 *at = tile + lane / 4 * (D + PAD) + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t *>(at) = pack(c[n][0] * factor, c[n][1] * factor);
+        *reinterpret_cast<uint32_t *>(at + 8 * (D + PAD)) = pack(c[n][2] * factor8, c[n][3] * factor8);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * (D / 8); i += 32) {
+        int r = i / (D / 8), col = i % (D / 8) * 8;
+        if (row0 + r < end)
+            *reinterpret_cast<uint4 *>(y + (row0 + r) * ld + col) =
+                *reinterpret_cast<const uint4 *>(tile + r * (D + PAD) + col);
+    }
+    __syncwarp();
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** cuda_dev.h: types that the files of the cuda backend share. Everything is called by the owner thread;
+** threads of CUDA's own run host functions and free nothing of ours.
+*/
+#ifndef BS_CUDA_DEV_H
+#define BS_CUDA_DEV_H
+
+#include "cuda/kernels.h"
+#include "dev/dev_private.h"
+
+#include <stdatomic.h>
+
+/* A fill of pageable memory, which the device cannot reach: done by a host function. */
+typedef struct cuda_host_fill {
+    struct cuda_host_fill *next;
+    void *to;
+    int byte;
+    size_t bytes;
+    atomic_bool done; /* released by CUDA's thread; the owner frees */
+} cuda_host_fill;
+
+typedef struct cuda_dev {
+    int ordinal;
+    bsk_cublas blas;
+    bsk_cuda x;            /* what launchers get */
+    cudaStream_t bound;    /* the stream that used handle, workspace and partials last, or NULL */
+    cudaEvent_t handover;  /* recorded there when another stream takes them over */
+    void *workspace;       /* device: BSK_CUDA_BLAS_BYTES, then the partials */
+    size_t free_bytes;     /* of the device's memory, when all this had been taken */
+    char last[64];         /* label of the last operation, for errors that appear later */
+    cuda_host_fill *fills; /* not yet freed */
+    uint64_t calls, fail_call;
+    bs_errinfo error; /* injected; status BS_OK: none */
+} cuda_dev;
+
+typedef struct cuda_block { /* what bsi_mem.impl is */
+    void *at;
+    size_t mapped; /* host kinds: bytes of the mapping */
+    bool registered;
+} cuda_block;
+
+/* cuda_open.c */
+bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
+void bsi_cuda_close(bs_dev *dev);
+
+/* cuda_mem.c */
+bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out);
+void bsi_cuda_mem_free(bsi_mem *mem);
+
+/* "what: CUDA's name and text"; also takes the error out of CUDA's per-thread state. */
+bs_status bsi_cuda_fail(bs_status st, cudaError_t e, const char *fmt, ...) BSI_PRINTF(3, 4);
+
+#endif

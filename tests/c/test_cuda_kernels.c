@@ -1,0 +1,757 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** The kernels of the cuda device against the CPU kernels, which are the specification: the same inputs
+** (rounded to bf16 first where operands are bf16), through the device layer, in odd sizes and with
+** operands that are not aligned. A trial is run twice and must give the same bits; what a kernel writes
+** starts as NaN; the bytes between operands must stay as they were. One line per trial; exit 77: no
+** GPU. --check: on check:cuda.
+*/
+#include "dev/dev.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD = 512, GUARD_BYTE = 0xA5 };
+
+/* Kinds of operands: a and o as in bsk.h, f32, i32, f64, bytes that nobody compares. */
+typedef enum kind { A, O, F, I, D, SCRATCH } kind;
+
+typedef struct operand {
+    kind kind;
+    uint8_t mode;
+    int64_t n;    /* elements; 0: absent */
+    void *value;  /* float, int32_t or double [n]; owned */
+    int cpu_same; /* 1 + the operand whose place this one takes on the CPU; 0: none */
+} operand;
+
+typedef struct trial {
+    bsk_op op;
+    char name[96];
+    int count;
+    operand p[BSK_MAX_ARGS];
+    int64_t n[BSK_MAX_DIMS];
+    double f[BSK_MAX_SCALARS];
+    bs_dtype dtype, out;
+    int shift;    /* operands start this many elements past an aligned address */
+    double bound; /* of the relative error */
+    double floor; /* root mean square below which a result counts as this large */
+} trial;
+
+static bs_dev *dev;
+static bsi_queue *queue;
+static int passed, failed;
+static uint64_t random_state = 1;
+
+static void must(bs_status st, const char *what)
+{
+    if (st == BS_OK)
+        return;
+    printf("FATAL %s: %s: %s\n", what, bs_status_name(st), bs_error()->msg);
+    exit(1);
+}
+
+static void *must_alloc(size_t bytes)
+{
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) {
+        printf("FATAL no memory\n");
+        exit(1);
+    }
+    return p;
+}
+
+static double uniform(void) /* [-1, 1) */
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(random_state >> 40) * 0x1p-23 - 1.0;
+}
+
+/* ---- trials ---- */
+
+static trial trial_of(bsk_op op, const char *name, bs_dtype dtype)
+{
+    trial t = {.op = op, .dtype = dtype, .out = dtype};
+    t.bound = dtype == BS_DTYPE_BF16 ? 4e-3 : 1e-5;
+    t.floor = 1e-3;
+    snprintf(t.name, sizeof t.name, "%s", name);
+    return t;
+}
+
+static void note(trial *t, const char *what, int64_t value)
+{
+    size_t at = strlen(t->name);
+    snprintf(t->name + at, sizeof t->name - at, " %s%lld", what, (long long)value);
+}
+
+static operand *put(trial *t, kind k, uint8_t mode, int64_t n)
+{
+    operand *o = &t->p[t->count++];
+    *o = (operand){.kind = k, .mode = mode, .n = n};
+    o->value = must_alloc((size_t)n * 8);
+    return o;
+}
+
+static float *numbers(trial *t, kind k, uint8_t mode, int64_t n, double scale)
+{
+    float *v = put(t, k, mode, n)->value;
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (float)(scale * uniform());
+    return v;
+}
+
+static void written(trial *t, kind k, int64_t n)
+{
+    put(t, k, BSI_WRITE, n);
+}
+
+static void absent(trial *t, kind k)
+{
+    put(t, k, BSI_WRITE, 0);
+}
+
+/* ints of [0, below) */
+static int32_t *ints(trial *t, int64_t n, int64_t below)
+{
+    int32_t *v = put(t, I, BSI_READ, n)->value;
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (int32_t)((uniform() + 1.0) / 2 * (double)below);
+    return v;
+}
+
+static void sizes(trial *t, int count, const int64_t *n)
+{
+    memcpy(t->n, n, (size_t)count * sizeof *n);
+}
+
+#define SIZES(t, ...)                                                                                  \
+    sizes(t, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
+
+/* ---- running ---- */
+
+static size_t element(const trial *t, kind k)
+{
+    switch (k) {
+    case A:
+        return t->dtype == BS_DTYPE_BF16 ? 2 : 4;
+    case O:
+        return t->out == BS_DTYPE_BF16 ? 2 : 4;
+    case D:
+        return 8;
+    case SCRATCH:
+        return 1;
+    default:
+        return 4;
+    }
+}
+
+static bool narrow(const trial *t, kind k)
+{
+    return (k == A || k == O) && element(t, k) == 2;
+}
+
+/* Inputs as the device will see them. */
+static void round_inputs(trial *t)
+{
+    for (int i = 0; i < t->count; i++) {
+        float *v = t->p[i].value;
+        if (!narrow(t, t->p[i].kind) || t->op == BSK_EXPAND)
+            continue;
+        for (int64_t j = 0; j < t->p[i].n; j++)
+            v[j] = bsi_bf16_to_f32(bsi_f32_to_bf16(v[j]));
+    }
+}
+
+typedef struct layout {
+    size_t at[BSK_MAX_ARGS], bytes;
+} layout;
+
+static layout lay_out(const trial *t)
+{
+    layout l = {.bytes = GUARD};
+    for (int i = 0; i < t->count; i++) {
+        size_t e = element(t, t->p[i].kind);
+        l.at[i] = l.bytes + (t->p[i].kind == SCRATCH || t->p[i].kind == D ? 0 : (size_t)t->shift * e);
+        l.bytes = bsi_round_up(l.at[i] + (size_t)t->p[i].n * e, 256) + GUARD;
+    }
+    return l;
+}
+
+static void encode(const trial *t, const layout *l, unsigned char *image)
+{
+    memset(image, GUARD_BYTE, l->bytes);
+    for (int i = 0; i < t->count; i++) {
+        const operand *o = &t->p[i];
+        size_t e = element(t, o->kind), bytes = (size_t)o->n * e;
+        unsigned char *to = image + l->at[i];
+        if (!(o->mode & BSI_READ)) {
+            memset(to, 0xFF, bytes);
+        } else if (narrow(t, o->kind)) {
+            for (int64_t j = 0; j < o->n; j++) {
+                uint16_t v = bsi_f32_to_bf16(((float *)o->value)[j]);
+                memcpy(to + 2 * j, &v, 2);
+            }
+        } else {
+            memcpy(to, o->value, bytes);
+        }
+    }
+}
+
+/* Bytes outside of the operands. */
+static int64_t touched(const trial *t, const layout *l, const unsigned char *image)
+{
+    unsigned char *inside = must_alloc(l->bytes);
+    int64_t bad = 0;
+    for (int i = 0; i < t->count; i++)
+        memset(inside + l->at[i], 1, (size_t)t->p[i].n * element(t, t->p[i].kind));
+    for (size_t b = 0; b < l->bytes; b++)
+        bad += !inside[b] && image[b] != GUARD_BYTE;
+    free(inside);
+    return bad;
+}
+
+static void run_device(const trial *t, const layout *l, unsigned char *image)
+{
+    bsi_mem *host, *mem;
+    bsi_kcall call = {.op = t->op, .n_args = t->count, .dtype = t->dtype, .out = t->out, .label = t->name};
+    must(bsi_mem_alloc(dev, BSI_MEM_PINNED, BS_TAG_STAGING, l->bytes, &host), "pinned memory");
+    must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, l->bytes, &mem), "device memory");
+    memcpy(host->host, image, l->bytes);
+    for (int i = 0; i < t->count; i++)
+        call.arg[i] = (bsi_arg){{mem, l->at[i]}, (size_t)t->p[i].n * element(t, t->p[i].kind), t->p[i].mode};
+    memcpy(call.n, t->n, sizeof call.n);
+    memcpy(call.f, t->f, sizeof call.f);
+    must(bsi_copy(queue, (bsi_addr){mem, 0}, (bsi_addr){host, 0}, l->bytes), t->name);
+    must(bsi_launch(queue, &call), t->name);
+    must(bsi_copy(queue, (bsi_addr){host, 0}, (bsi_addr){mem, 0}, l->bytes), t->name);
+    must(bsi_queue_sync(queue), t->name);
+    memcpy(image, host->host, l->bytes);
+    bsi_mem_free(host);
+    bsi_mem_free(mem);
+}
+
+static void run_cpu(trial *t)
+{
+    bsk_call c = {.par = &bsk_par_serial};
+    for (int i = 0; i < t->count; i++)
+        c.p[i] = t->p[i].n == 0 ? NULL : t->p[i].cpu_same ? t->p[t->p[i].cpu_same - 1].value : t->p[i].value;
+    memcpy(c.n, t->n, sizeof c.n);
+    memcpy(c.f, t->f, sizeof c.f);
+    bsk_cpu[t->op].fn(&c);
+}
+
+static double read_back(const trial *t, const layout *l, const unsigned char *image, int i, int64_t j)
+{
+    const unsigned char *from = image + l->at[i];
+    uint16_t half;
+    float single;
+    double d;
+    if (narrow(t, t->p[i].kind)) {
+        memcpy(&half, from + 2 * j, 2);
+        return (double)bsi_bf16_to_f32(half);
+    }
+    if (t->p[i].kind == D) {
+        memcpy(&d, from + 8 * j, 8);
+        return d;
+    }
+    memcpy(&single, from + 4 * j, 4);
+    return (double)single;
+}
+
+/* Relative error of operand i: root mean square of the difference over that of the expected values. */
+static double distance(const trial *t, const layout *l, const unsigned char *image, int i)
+{
+    const operand *o = &t->p[i];
+    const void *want = o->cpu_same ? t->p[o->cpu_same - 1].value : o->value;
+    double error = 0, norm = 0;
+    for (int64_t j = 0; j < o->n; j++) {
+        double w = o->kind == D ? ((const double *)want)[j] : (double)((const float *)want)[j];
+        double g = read_back(t, l, image, i, j);
+        if (w == g || (isnan(w) && isnan(g))) /* infinities, and what neither writes */
+            w = g = isfinite(w) ? w : 0.0;
+        error += (g - w) * (g - w);
+        norm += w * w;
+    }
+    double n = (double)o->n;
+    return sqrt(error / n) / fmax(sqrt(norm / n), t->floor);
+}
+
+static void run(trial *t)
+{
+    round_inputs(t);
+    layout l = lay_out(t);
+    unsigned char *image = must_alloc(l.bytes), *again = must_alloc(l.bytes);
+    char errors[160] = "";
+    bool ok = true;
+    encode(t, &l, image);
+    memcpy(again, image, l.bytes);
+    run_device(t, &l, image);
+    run_device(t, &l, again);
+    for (int i = 0; i < t->count; i++)
+        if (!(t->p[i].mode & BSI_READ) && t->p[i].kind != SCRATCH) /* the CPU may leave some, too */
+            for (int64_t j = 0; j < t->p[i].n && t->p[i].kind != D; j++)
+                ((float *)t->p[i].value)[j] = NAN;
+    run_cpu(t);
+    for (int i = 0; i < t->count; i++) {
+        if (!(t->p[i].mode & BSI_WRITE) || t->p[i].kind == SCRATCH || t->p[i].n == 0)
+            continue;
+        bool coarse = narrow(t, t->p[i].kind) || t->dtype == BS_DTYPE_BF16;
+        double bound = coarse ? t->bound : fmin(t->bound, 1e-4), e = distance(t, &l, image, i);
+        size_t at = strlen(errors);
+        snprintf(errors + at, sizeof errors - at, " p%d %.1e", i, e);
+        ok = ok && e <= bound; /* false for NaN */
+        size_t bytes = (size_t)t->p[i].n * element(t, t->p[i].kind);
+        if (memcmp(image + l.at[i], again + l.at[i], bytes) != 0) {
+            ok = false;
+            snprintf(errors + strlen(errors), sizeof errors - strlen(errors), " DIFFERS");
+        }
+    }
+    int64_t bad = touched(t, &l, image);
+    printf("%s %s %s%s%s:%s (bound %.0e)%s\n", ok && !bad ? "ok  " : "FAIL", t->name, bs_dtype_name(t->dtype),
+           t->out != t->dtype ? ">" : "", t->out != t->dtype ? bs_dtype_name(t->out) : "", errors, t->bound,
+           bad ? " WRITES OUTSIDE" : "");
+    passed += ok && !bad;
+    failed += !(ok && !bad);
+    for (int i = 0; i < t->count; i++)
+        free(t->p[i].value);
+    free(image);
+    free(again);
+}
+
+/* ---- the operations ---- */
+
+static const bs_dtype types[] = {BS_DTYPE_F32, BS_DTYPE_BF16};
+
+static void try_gemm(void)
+{
+    static const int64_t shapes[][3] = {{37, 129, 65}, {1, 64, 300}, {256, 512, 384}, {130, 8, 1000}, {5, 7, 0}};
+    for (size_t s = 0; s < BSI_COUNT(shapes); s++)
+        for (int v = 0; v < 12; v++) { /* transposes; f32, bf16, bf16 to f32 */
+            int64_t ta = v & 1, tb = v >> 1 & 1, M = shapes[s][0], N = shapes[s][1], K = shapes[s][2], pad = 3 * (v & 1);
+            bs_dtype dtype = v < 4 ? BS_DTYPE_F32 : BS_DTYPE_BF16;
+            trial t = trial_of(BSK_GEMM, "gemm", dtype);
+            t.out = v < 8 ? dtype : BS_DTYPE_F32;
+            int64_t lda = (ta ? M : K) + pad, ldb = (tb ? K : N) + pad, ldc = N + pad;
+            numbers(&t, A, BSI_READ, BSI_MAX((ta ? K : M) * lda, (int64_t)1), 1);
+            numbers(&t, A, BSI_READ, BSI_MAX((tb ? N : K) * ldb, (int64_t)1), 1);
+            numbers(&t, O, BSI_READWRITE, M * ldc, 1);
+            SIZES(&t, ta, tb, M, N, K, BSI_MAX(lda, 1), BSI_MAX(ldb, 1), ldc);
+            t.f[0] = 0.5;
+            t.f[1] = v % 3 == 0 ? 0.0 : 1.0;
+            note(&t, ta ? "T" : "N", M), note(&t, tb ? "T" : "N", N), note(&t, "K", K);
+            run(&t);
+        }
+}
+
+static void try_flat(bsk_op op, const char *name, int in, int out, bool act, int scalar)
+{
+    static const int64_t lengths[] = {1, 1000, 4099};
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(lengths); s++)
+            for (int64_t a = 0; a < (act ? 4 : 1); a++) {
+                trial t = trial_of(op, name, types[v]);
+                int64_t N = lengths[s];
+                for (int i = 0; i < in; i++)
+                    numbers(&t, A, BSI_READ, N, 4);
+                for (int i = 0; i < out; i++)
+                    written(&t, A, N);
+                if (op == BSK_AXPY)
+                    t.p[1].mode = BSI_READWRITE;
+                SIZES(&t, N, a);
+                t.f[0] = scalar ? -0.75 : 0.0;
+                t.shift = s == 1;
+                note(&t, "N", N);
+                if (act)
+                    note(&t, "act", a);
+                run(&t);
+            }
+}
+
+static void try_expand(void)
+{
+    static const bs_dtype from[] = {BS_DTYPE_F32, BS_DTYPE_BF16, BS_DTYPE_F16};
+    for (int v = 0; v < 6; v++) {
+        trial t = trial_of(BSK_EXPAND, "expand", BS_DTYPE_F32);
+        bs_dtype src = from[v % 3];
+        int64_t N = 2051;
+        operand *o = put(&t, src == BS_DTYPE_F32 ? F : SCRATCH, BSI_READ, src == BS_DTYPE_F32 ? N : 2 * N);
+        for (int64_t i = 0; i < N; i++) {
+            float x = (float)(3 * uniform());
+            uint16_t h = src == BS_DTYPE_BF16 ? bsi_f32_to_bf16(x) : bsi_f32_to_f16(x);
+            if (src == BS_DTYPE_F32)
+                ((float *)o->value)[i] = x;
+            else
+                ((uint16_t *)o->value)[i] = h;
+        }
+        written(&t, O, N);
+        SIZES(&t, src, N);
+        t.f[0] = 0.5;
+        t.out = types[v / 3];
+        t.bound = v < 3 ? 0 : 4e-3; /* f32 is exact */
+        note(&t, bs_dtype_name(src), N);
+        run(&t);
+    }
+}
+
+static const int64_t row_shapes[][2] = {{37, 128}, {5, 1000}, {3, 4099}, {130, 1}, {9, 4096}, {70, 40}};
+
+static void try_norm(void)
+{
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(row_shapes); s++) {
+            int64_t T = row_shapes[s][0], C = row_shapes[s][1];
+            trial t = trial_of(BSK_RMSNORM, "rmsnorm", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 2);
+            numbers(&t, A, BSI_READ, C, 1);
+            written(&t, A, T * C);
+            written(&t, F, T);
+            SIZES(&t, T, C, s & 1);
+            t.f[0] = 1e-5;
+            note(&t, "T", T), note(&t, "C", C);
+            run(&t);
+
+            t = trial_of(BSK_RMSNORM_BWD, "rmsnorm_bwd", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 2);
+            numbers(&t, A, BSI_READ, C, 1);
+            float *rstd = numbers(&t, F, BSI_READ, T, 1);
+            for (int64_t i = 0; i < T; i++)
+                rstd[i] = 0.8f + 0.1f * rstd[i];
+            numbers(&t, A, BSI_READ, T * C, 1);
+            numbers(&t, A, BSI_READWRITE, T * C, 1);
+            if (s & 1)
+                absent(&t, F);
+            else
+                numbers(&t, F, BSI_READWRITE, C, 1);
+            SIZES(&t, T, C, s & 1, s == 2);
+            if (s != 2)
+                t.p[4].mode = BSI_WRITE;
+            t.floor = 0.02;
+            note(&t, "T", T), note(&t, "C", C);
+            run(&t);
+        }
+}
+
+static void try_rows(void)
+{
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(row_shapes); s++) {
+            int64_t T = row_shapes[s][0], C = row_shapes[s][1], first = C / 3, n = (C + 1) / 2, G = 5;
+            trial t = trial_of(BSK_BIAS, "bias", types[v]);
+            numbers(&t, A, BSI_READWRITE, T * C, 1), numbers(&t, A, BSI_READ, C, 1);
+            SIZES(&t, T, C);
+            note(&t, "T", T), note(&t, "C", C);
+            run(&t);
+
+            t = trial_of(BSK_COLSUM, "colsum", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, F, BSI_READWRITE, C, 1);
+            SIZES(&t, T, C);
+            run(&t);
+
+            t = trial_of(BSK_SOFTMAX, "softmax", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 6), written(&t, A, T * C);
+            SIZES(&t, T, C);
+            run(&t);
+
+            t = trial_of(BSK_SOFTMAX_BWD, "softmax_bwd", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * C, 1), written(&t, A, T * C);
+            SIZES(&t, T, C);
+            run(&t);
+
+            t = trial_of(BSK_COLUMNS, "columns", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), written(&t, A, T * n);
+            SIZES(&t, T, C, first, n);
+            t.bound = 0;
+            run(&t);
+
+            t = trial_of(BSK_COLUMNS_BWD, "columns_bwd", types[v]);
+            numbers(&t, A, BSI_READ, T * n, 1), written(&t, A, T * C);
+            SIZES(&t, T, C, first, n);
+            t.bound = 0;
+            run(&t);
+
+            t = trial_of(BSK_ROW_SCALE, "row_scale", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * G, 1), written(&t, A, T * C);
+            SIZES(&t, T, C, G, 3);
+            run(&t);
+
+            t = trial_of(BSK_ROW_SCALE_BWD, "row_scale_bwd", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * G, 1);
+            numbers(&t, A, BSI_READ, T * C, 1), written(&t, A, T * C), written(&t, A, T * G);
+            SIZES(&t, T, C, G, 3);
+            run(&t);
+
+            t = trial_of(BSK_GATHER_ROWS, "gather_rows", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), ints(&t, 2 * T + 1, T), written(&t, A, (2 * T + 1) * C);
+            SIZES(&t, 2 * T + 1, C);
+            t.bound = 0;
+            run(&t);
+
+            t = trial_of(BSK_DROPOUT, "dropout", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 1), ints(&t, T, 1000), ints(&t, T, 100000), written(&t, A, T * C);
+            SIZES(&t, T, C, 123456789, 987654321, 17);
+            t.f[0] = 0.25;
+            run(&t);
+
+            if (v == 0) {
+                t = trial_of(BSK_ROW_MUL, "row_mul", types[v]);
+                numbers(&t, F, BSI_READWRITE, T * C, 1), numbers(&t, F, BSI_READ, T, 1);
+                SIZES(&t, T, C);
+                run(&t);
+            }
+        }
+}
+
+/* Many entries of the index on few rows, more of them than a block looks at in a step. */
+static void try_scatter(void)
+{
+    static const int64_t shapes[][3] = {{37, 128, 20}, {5000, 40, 30}, {3, 1000, 7}, {2500, 8, 1}}; /* n, C, rows */
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(shapes); s++) {
+            int64_t n = shapes[s][0], C = shapes[s][1], rows = shapes[s][2];
+            trial t = trial_of(BSK_SCATTER_ROWS, "scatter_rows", types[v]);
+            numbers(&t, A, BSI_READ, n * C, 1), ints(&t, n, rows), numbers(&t, A, BSI_READWRITE, rows * C, 1);
+            SIZES(&t, n, C);
+            t.f[0] = 0.5;
+            note(&t, "n", n), note(&t, "C", C);
+            run(&t);
+        }
+}
+
+static void try_rope(void)
+{
+    static const int64_t shapes[][4] = {{37, 4, 128, 64}, {5, 3, 80, 16}, {7, 2, 64, 32}, {3, 1, 10, 3}}; /* T, H, D, freqs */
+    for (int v = 0; v < 16; v++) {
+        const int64_t *s = shapes[v / 4];
+        trial t = trial_of(BSK_ROPE, "rope", types[v & 1]);
+        numbers(&t, A, BSI_READ, s[0] * s[1] * s[2], 1);
+        ints(&t, s[0], 5000);
+        float *freq = numbers(&t, F, BSI_READ, s[3], 0);
+        for (int64_t j = 0; j < s[3]; j++)
+            freq[j] = (float)pow(10000.0, -(double)j / (double)s[3]);
+        written(&t, A, s[0] * s[1] * s[2]);
+        SIZES(&t, s[0], s[1], s[2], s[3], v >> 1 & 1 ? BS_ROPE_INTERLEAVED : BS_ROPE_HALF, v % 3 == 0);
+        t.f[0] = 1.1;
+        note(&t, "D", s[2]), note(&t, "freqs", s[3]), note(&t, "style", t.n[4]);
+        run(&t);
+    }
+}
+
+/* lo rows of a head's state as after earlier tiles */
+static void head_state(trial *t, int64_t T, uint8_t mode)
+{
+    float *m = numbers(t, F, mode, T, 2), *s = numbers(t, F, mode, T, 1);
+    for (int64_t i = 0; i < T; i++) {
+        s[i] = 3.0f + s[i];
+        if (i % 5 == 0 && (mode & BSI_WRITE))
+            m[i] = -INFINITY, s[i] = 0.0f; /* nothing seen so far */
+    }
+    numbers(t, F, mode, T, 2);
+}
+
+static void try_head(void)
+{
+    static const int64_t shapes[][2] = {{37, 1000}, {5, 4099}, {3, 8}, {9, 1}}; /* T, V */
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(shapes); s++) {
+            int64_t T = shapes[s][0], V = shapes[s][1], first = 100, C = 200 + (int64_t)s, cap = s & 1;
+            trial t = trial_of(BSK_HEAD_TILE, "head_tile", types[v]);
+            numbers(&t, F, BSI_READ, T * V, 5);
+            int32_t *label = ints(&t, T, 2 * V);
+            for (int64_t i = 0; i < T; i++)
+                label[i] += 100;
+            head_state(&t, T, BSI_READWRITE);
+            written(&t, F, T);
+            written(&t, A, T * V);
+            t.p[6].cpu_same = 1;
+            SIZES(&t, T, V, first, cap);
+            t.f[0] = 3.0;
+            t.floor = 0.02;
+            note(&t, "T", T), note(&t, "V", V), note(&t, "cap", cap);
+            run(&t);
+
+            t = trial_of(BSK_HEAD_DLOGITS, "head_dlogits", types[v]);
+            numbers(&t, F, BSI_READ, T * V, 2);
+            label = ints(&t, T, 2 * V);
+            for (int64_t i = 0; i < T; i++)
+                label[i] += 100;
+            head_state(&t, T, BSI_READ);
+            written(&t, A, T * V);
+            t.p[5].cpu_same = 1;
+            SIZES(&t, T, V, first, cap);
+            t.f[0] = 0.125;
+            t.f[1] = 3.0;
+            t.floor = 1e-4;
+            note(&t, "T", T), note(&t, "V", V), note(&t, "cap", cap);
+            run(&t);
+
+            t = trial_of(BSK_HEAD_PICK, "head_pick", types[v]);
+            numbers(&t, A, BSI_READ, V * C, 1);
+            label = ints(&t, T, 2 * V);
+            for (int64_t i = 0; i < T; i++)
+                label[i] += 100;
+            numbers(&t, F, BSI_READ, T, 2);
+            numbers(&t, F, BSI_READWRITE, T * C, 1);
+            SIZES(&t, T, C, first, V, cap);
+            t.f[0] = 3.0;
+            run(&t);
+
+            t = trial_of(BSK_HEAD_FINISH, "head_finish", types[v]);
+            head_state(&t, T, BSI_READ);
+            numbers(&t, F, BSI_READ, T * C, 1), numbers(&t, F, BSI_READ, T * C, 1);
+            written(&t, F, T);
+            written(&t, A, T * C);
+            SIZES(&t, T, C);
+            t.f[0] = 0.125;
+            run(&t);
+        }
+}
+
+static void try_optim(void)
+{
+    static const int64_t lengths[] = {1, 1000, 300007};
+    for (size_t s = 0; s < BSI_COUNT(lengths); s++) {
+        int64_t N = lengths[s];
+        for (int v = 0; v < 2; v++) {
+            trial t = trial_of(v ? BSK_SUMSQ : BSK_SUM, v ? "sumsq" : "sum", BS_DTYPE_F32);
+            numbers(&t, F, BSI_READ, N, 1);
+            written(&t, D, 1);
+            SIZES(&t, N);
+            t.shift = s == 1;
+            t.bound = 1e-12;
+            note(&t, "N", N);
+            run(&t);
+
+            t = trial_of(BSK_ADAMW, "adamw", BS_DTYPE_F32);
+            numbers(&t, F, BSI_READWRITE, N, 1), numbers(&t, F, BSI_READ, N, 1);
+            numbers(&t, F, BSI_READWRITE, N, 0.1);
+            float *square = numbers(&t, F, BSI_READWRITE, N, 0.1);
+            for (int64_t i = 0; i < N; i++)
+                square[i] = fabsf(square[i]);
+            t.out = v ? BS_DTYPE_BF16 : BS_DTYPE_F32;
+            if (v)
+                written(&t, O, N);
+            else
+                absent(&t, O);
+            SIZES(&t, N);
+            const double f[] = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 0.5};
+            memcpy(t.f, f, sizeof f);
+            t.shift = s == 1;
+            t.bound = v ? 4e-3 : 1e-6;
+            t.p[4].cpu_same = v ? 1 : 0; /* the copy is p rounded */
+            note(&t, "N", N);
+            run(&t);
+        }
+    }
+}
+
+/* ---- attention ---- */
+
+typedef struct attention_case {
+    int64_t H, K, D, window;
+    double cap;
+} attention_case;
+
+static void attention_sizes(trial *t, const attention_case *a, int64_t T, int64_t rows)
+{
+    SIZES(t, T, a->H, a->K, a->D, rows, a->window, T + 5);
+    t->f[0] = 1.0 / sqrt((double)a->D) * 2.0;
+    t->f[1] = a->cap;
+    note(t, "H", a->H), note(t, "K", a->K), note(t, "D", a->D), note(t, "window", a->window);
+    note(t, "cap", (int64_t)a->cap), note(t, "rows", rows);
+}
+
+static void try_attention_case(const attention_case *a, const int32_t *cu, int64_t rows, bs_dtype dtype)
+{
+    int64_t T = cu[rows], q = T * a->H * a->D, kv = T * a->K * a->D;
+    bool half = dtype == BS_DTYPE_BF16;
+    trial t = trial_of(BSK_ATTENTION, "attention", dtype);
+    float *in[3];
+    for (int i = 0; i < 3; i++)
+        in[i] = numbers(&t, A, BSI_READ, i == 0 ? q : kv, 1.5);
+    memcpy(put(&t, I, BSI_READ, rows + 1)->value, cu, (size_t)(rows + 1) * sizeof *cu);
+    written(&t, A, q);
+    written(&t, F, T * a->H);
+    written(&t, SCRATCH, (int64_t)bsk_attention_scratch(T + 5, a->H, a->K, a->D));
+    free(t.p[6].value);
+    t.p[6].value = must_alloc((size_t)t.p[6].n);
+    attention_sizes(&t, a, T, rows);
+    t.bound = half ? 6e-3 : 1e-5;
+
+    trial b = trial_of(BSK_ATTENTION_BWD, "attention_bwd", dtype);
+    round_inputs(&t);
+    for (int i = 0; i < 3; i++)
+        memcpy(numbers(&b, A, BSI_READ, t.p[i].n, 0), in[i], (size_t)t.p[i].n * sizeof(float));
+    memcpy(put(&b, I, BSI_READ, rows + 1)->value, cu, (size_t)(rows + 1) * sizeof *cu);
+    float *o = numbers(&b, A, BSI_READ, q, 0), *lse = numbers(&b, F, BSI_READ, T * a->H, 0);
+    numbers(&b, A, BSI_READ, q, 1);
+    for (int i = 0; i < 3; i++)
+        written(&b, A, i == 0 ? q : kv);
+    written(&b, SCRATCH, (int64_t)bsk_attention_bwd_scratch(T + 5, a->H, a->K, a->D));
+    attention_sizes(&b, a, T, rows);
+    run_cpu(&t);
+    memcpy(o, t.p[4].value, (size_t)q * sizeof *o);
+    memcpy(lse, t.p[5].value, (size_t)(T * a->H) * sizeof *lse);
+    b.bound = half ? 1.2e-2 : 5e-5;
+    b.floor = 0.05;
+    run(&t);
+    run(&b);
+}
+
+static void try_attention(void)
+{
+    static const int32_t one[] = {0, 333}, many[] = {0, 1, 70, 71, 200, 333, 461}, tiny[] = {0, 3};
+    static const attention_case cases[] = {
+        {2, 2, 128, 0, 0}, {8, 1, 128, 0, 0},  {8, 2, 128, 7, 0}, {4, 1, 128, 1, 0},  {4, 1, 128, 100, 20},
+        {4, 4, 64, 0, 0},  {8, 1, 64, 7, 0},   {4, 2, 80, 0, 0},  {4, 1, 96, 0, 5},   {4, 1, 256, 0, 0},
+        {2, 1, 256, 9, 5}, {4, 2, 40, 0, 0},   {4, 1, 40, 7, 5},
+    };
+    for (size_t i = 0; i < BSI_COUNT(cases); i++)
+        for (int v = 0; v < 2; v++) {
+            try_attention_case(&cases[i], many, 6, types[v]);
+            try_attention_case(&cases[i], one, 1, types[v]);
+            try_attention_case(&cases[i], tiny, 1, types[v]);
+        }
+}
+
+static void try_all(void)
+{
+    try_gemm();
+    try_expand();
+    try_flat(BSK_ADD, "add", 2, 1, false, 0);
+    try_flat(BSK_MUL, "mul", 2, 1, false, 0);
+    try_flat(BSK_AXPY, "axpy", 2, 0, false, 1);
+    try_flat(BSK_SCALE, "scale", 1, 1, false, 1);
+    try_flat(BSK_ACT, "act", 1, 1, true, 0);
+    try_flat(BSK_ACT_BWD, "act_bwd", 2, 1, true, 0);
+    try_flat(BSK_GLU, "glu", 2, 1, true, 0);
+    try_flat(BSK_GLU_BWD, "glu_bwd", 3, 2, true, 0);
+    trial t = trial_of(BSK_SOFTCAP, "softcap", BS_DTYPE_F32);
+    numbers(&t, F, BSI_READWRITE, 1003, 90);
+    SIZES(&t, 1003);
+    t.f[0] = 30;
+    run(&t);
+    try_norm();
+    try_rows();
+    try_scatter();
+    try_rope();
+    try_head();
+    try_optim();
+    try_attention();
+}
+
+int main(int argc, char **argv)
+{
+    const char *spec = argc > 1 && strcmp(argv[1], "--check") == 0 ? "check:cuda" : "cuda";
+    bs_status st = bs_dev_open(spec, NULL, &dev);
+    if (st != BS_OK) {
+        printf("no cuda device: %s\n", bs_error()->msg);
+        return st == BS_UNSUPPORTED ? 77 : 1;
+    }
+    must(bsi_queue_open(dev, "compute", &queue), "queue");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    try_all();
+    printf("%d passed, %d failed\n", passed, failed);
+    bsi_queue_close(queue);
+    bs_dev_close(dev);
+    return failed ? 1 : 0;
+}
