@@ -11,6 +11,7 @@ local K, kind_name = program.kind, program.kind_name
 -- Scope of one (visit, micro-batch) and the context that stages see.
 -- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
 local function enter(job, run, v, j, tape, suffix)
+  if run.prepare then run.prepare(v.layer, j) end
   local label = ("layer %d %s%s, micro-batch %d"):format(v.layer, kind_name[v.kind], suffix or "", j)
   local scope = job.engine:scope {
     label = label, batch = job.batch, micro = j, tape = tape, train = run.train, step = run.step,
@@ -175,7 +176,8 @@ handler[K.norm] = function(job, run, v)
   for j = 0, run.micros - 1 do
     local _ <close> = enter(job, run, v, j, false)
     local x = final_norm(job, job.store:get(keys.h[v.layer], j))
-    if run.head_mode ~= "logits" then x = bs.op.labelled(x) end
+    if run.head_mode == "last" then x = bs.op.last(x)
+    elseif run.head_mode ~= "logits" then x = bs.op.labelled(x) end
     job.head:put(j, x)
   end
 end

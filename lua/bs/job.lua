@@ -14,6 +14,7 @@ local model = require "bs.model"
 local nn = require "bs.nn"
 local plan = require "bs.plan"
 local program = require "bs.program"
+local save = require "bs.save"
 
 local job = {}
 local methods = {}
@@ -97,17 +98,17 @@ local function choose_trainables(self)
   local cfg, m = self.cfg, self.model
   self.lowest, self.adapters = m.config.layers, {}
   if cfg.trainable == "base" then
+    if cfg.adapter then bs.fail(2, "adapter= with trainable=base; one of them is expected") end
     self.lowest = 0
+  elseif cfg.adapter then
+    self.saved = adapter.open(m, cfg.adapter)
+    self.adapters, self.lora_spec = self.saved.list, self.saved.spec
   elseif cfg.trainable == "lora" then
-    if cfg.adapter then
-      self.saved = adapter.open(m, cfg.adapter)
-      self.adapters, self.lora_spec = self.saved.list, self.saved.spec
-    else
-      self.lora_spec = lora.spec(cfg.lora)
-      self.adapters = lora.select(m, self.lora_spec)
-    end
-    for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
+    self.lora_spec = lora.spec(cfg.lora)
+    self.adapters = lora.select(m, self.lora_spec)
   end
+  if cfg.trainable ~= "lora" then return end
+  for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
 end
 
 local function register_base(self, params)
@@ -203,8 +204,9 @@ local function build(self, device, choice, pool_bytes)
     manifest = m.manifest, rows = m.rows, home = choice.rows, batch = o.batch, io = cfg.io,
   })
   local trainer
-  if cfg.trainable ~= "none" then
+  if cfg.trainable ~= "none" or cfg.adapter then
     o.params = bs.params.open(e)
+    if cfg.trainable == "none" then o.params:freeze() end
     o.base = cfg.trainable == "base" and register_base(self, o.params) or {}
     trainer = { params = o.params, adapter = lora.register(m, self.adapters, o.params), base = o.base }
     o.params:seal()
@@ -261,7 +263,6 @@ end
 -- ---- making a job ----------------------------------------------------------------------------------------
 
 local function load_parameters(self)
-  if self.cfg.trainable ~= "lora" then return end
   for _, a in ipairs(self.adapters) do
     if self.saved then
       local first, second = self.saved:read(a.full)
@@ -335,7 +336,7 @@ function methods:weight_bytes()
   return n
 end
 
---- Save the adapter as a PEFT folder.
-function methods:save(dir) adapter.save(self, dir) end
+--- Save the adapter as a PEFT folder, tested (save.lua).
+function methods:save(dir) save.adapter(self, dir) end
 
 return job

@@ -71,15 +71,16 @@ function methods:forward_backward(micros, opts)
   return self.head:loss(), count
 end
 
---- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab].
--- observe(kind, i, micro, array): hidden states after embedding (0) and each layer.
-function methods:walk(micros, mode, observe)
+--- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab], "last" of
+-- [rows, vocab]: the last token of each row. observe(kind, i, micro, array): hidden states after embedding (0)
+-- and each layer. prepare(layer, micro) is called before ops of a layer are issued.
+function methods:walk(micros, mode, observe, prepare)
   local count = set_batch(self, micros)
   if mode == "loss" and count == 0 then bs.fail(1, "no labelled token to evaluate") end
   local list = self.walk_program
   pass(self, {
     micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = mode,
-    lowest = self.model.config.layers, early = 0, observe = observe,
+    lowest = self.model.config.layers, early = 0, observe = observe, prepare = prepare,
   }, list)
   if mode == "loss" then return self.head:loss(), count end
   local out = {}

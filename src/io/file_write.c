@@ -141,3 +141,17 @@ bs_status bs_file_write(const char *path, const void *data, size_t n)
     bsi_out_abort(&o);
     return ret;
 }
+
+bs_status bs_file_replace(int n, const char *const *from, const char *const *to)
+{
+    struct stat st;
+    for (int i = 0; i < n; i++) {
+        BSI_TRY(check_target(to[i]));
+        if (stat(from[i], &st) != 0)
+            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
+    }
+    for (int i = 0; i < n; i++)
+        if (rename(from[i], to[i]) != 0)
+            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
+    return n > 0 ? sync_folder(to[0]) : BS_OK;
+}

@@ -439,6 +439,14 @@ static int l_labelled(lua_State *L)
     return finish(L, box, y, st, "bs.op.labelled");
 }
 
+static int l_last(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_last(x, &y);
+    return finish(L, box, y, st, "bs.op.last");
+}
+
 static int l_view(lua_State *L)
 {
     int64_t dim[BS_MAX_DIMS] = {0};
@@ -494,6 +502,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"from_array", l_from_array},
                                {"glu", l_glu},
                                {"labelled", l_labelled},
+                               {"last", l_last},
                                {"layernorm", l_layernorm},
                                {"linear", l_linear},
                                {"mul", l_mul},

@@ -37,6 +37,7 @@ typedef enum bsi_op {
     BSI_OP_COLUMNS,
     BSI_OP_ROW_SCALE,
     BSI_OP_LABELLED,
+    BSI_OP_LAST, /* never a node: it has no gradient */
     BSI_OP_VIEW, /* never a node: a view shares value and gradient */
     BSI_OP_COUNT
 } bsi_op;

@@ -31,7 +31,7 @@ typedef struct bsi_param {
 struct bs_params {
     bs_engine *e; /* NULL: a set that is only measured */
     bs_dtype dtype; /* the engine's */
-    bool sealed;
+    bool sealed, frozen; /* frozen: values and copies only */
     int n, cap;
     bsi_param *param;
     size_t own, base, moments; /* bytes: own parameters, base accumulators, base moments */
@@ -41,11 +41,11 @@ struct bs_params {
 
 static inline size_t bsi_params_grad_bytes(const bs_params *p)
 {
-    return p->own + p->base;
+    return p->frozen ? 0 : p->own + p->base;
 }
 static inline size_t bsi_params_moment_bytes(const bs_params *p)
 {
-    return p->own + p->moments;
+    return p->frozen ? 0 : p->own + p->moments;
 }
 /* Bytes of own parameters in the engine's dtype; 0: there are no copies. */
 static inline size_t bsi_params_copy_bytes(const bs_params *p)
