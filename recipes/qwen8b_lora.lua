@@ -12,11 +12,12 @@ local job = require "bs.job"
 local plan = require "bs.plan"
 local run = require "bs.run"
 
-local cfg = args.parse(arg, {
+local cfg, given = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors)" },
   data = { "", "training rows, JSON lines" },
   valid = { "", "held-out rows: evaluated before, during and after training" },
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
+  adapter = { "", "train on from this saved adapter: its rank, scale, dropout and targets, a fresh optimizer" },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
@@ -50,6 +51,11 @@ if cfg.out ~= "" then
   local ok, message = pcall(bs.check_folder, cfg.out)
   if not ok then bs.fail(1, "out=%s: %s", cfg.out, message) end
 end
+for _, name in ipairs { "r", "alpha", "rslora", "dropout", "targets", "top_fraction" } do
+  if cfg.adapter ~= "" and given[name] then
+    bs.fail(2, "%s= is given with adapter=%s, which has its own; one of them is expected", name, cfg.adapter)
+  end
+end
 for _, name in ipairs { "data", "valid" } do
   -- Rows are read again when a step needs them, so a pipe will not do.
   if cfg[name] ~= "" and not bs.is_file(cfg[name]) then
@@ -71,11 +77,11 @@ local j <close> = job.new {
   model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home,
   micro_tokens = cfg.micro_tokens, micros = micros,
   vram = budget("vram", 0.5), ram = budget("ram", 0.25),
-  seed = cfg.seed, threads = cfg.threads,
-  lora = {
+  seed = cfg.seed, threads = cfg.threads, adapter = cfg.adapter ~= "" and cfg.adapter or nil,
+  lora = cfg.adapter == "" and {
     r = cfg.r, alpha = cfg.alpha, rslora = cfg.rslora, dropout = cfg.dropout, targets = cfg.targets,
     top_fraction = cfg.top_fraction,
-  },
+  } or nil,
 }
 local m = j.model
 

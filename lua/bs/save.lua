@@ -88,7 +88,7 @@ local function logits(job, saved, variants)
   local ok, err = pcall(function()
     for first = 1, #variants, job.cfg.micros do
       local micros = {}
-      for j = first, math.min(#variants, first + job.cfg.micros - 1) do micros[#micros + 1] = micro end
+      for _ = first, math.min(#variants, first + job.cfg.micros - 1) do micros[#micros + 1] = micro end
       local got = job:walk(micros, "last", nil, function(layer, j) enter(layer, variants[first + j]) end)
       table.move(got, 1, #got, first, out)
     end

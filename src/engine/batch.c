@@ -32,10 +32,11 @@ bs_status bs_batch_open(bs_engine *e, const bs_batch_cfg *cfg, bs_batch **out)
 {
     if (cfg->micros < 1 || cfg->tokens < 1 || cfg->rows < 1 || cfg->tokens > INT32_MAX ||
         cfg->rows > cfg->tokens)
-        return bsi_fail(BS_ARG,
-                        "batch: micros %d, tokens %lld, rows %lld; each must be at least 1, and rows at "
-                        "most tokens",
-                        cfg->micros, (long long)cfg->tokens, (long long)cfg->rows);
+        return bsi_fail(
+            BS_ARG,
+            "batch: micros %d, tokens %lld, rows %lld; each must be at least 1, and rows at "
+            "most tokens",
+            cfg->micros, (long long)cfg->tokens, (long long)cfg->rows);
     bs_batch *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
     if (!b)
         return BS_NOMEM;
@@ -76,11 +77,12 @@ static bs_status check_rows(const bs_batch *b, int micro, const bs_micro *d, int
     *tokens = 0;
     for (int64_t r = 0; r < d->n_rows; r++) {
         if (d->row_len[r] < 1 || d->row_len[r] > b->cfg.tokens - *tokens)
-            return bsi_fail(BS_ARG,
-                            "batch: row %lld of micro-batch %d has %lld tokens; it holds 1..%lld, %lld are "
-                            "taken",
-                            (long long)r, micro, (long long)d->row_len[r], (long long)b->cfg.tokens,
-                            (long long)*tokens);
+            return bsi_fail(
+                BS_ARG,
+                "batch: row %lld of micro-batch %d has %lld tokens; it holds 1..%lld, %lld are "
+                "taken",
+                (long long)r, micro, (long long)d->row_len[r], (long long)b->cfg.tokens,
+                (long long)*tokens);
         if (d->start && (d->start[r] < 0 || d->start[r] > INT32_MAX - d->row_len[r]))
             return bsi_fail(BS_ARG, "batch: row %lld of micro-batch %d starts at position %lld",
                             (long long)r, micro, (long long)d->start[r]);
@@ -103,8 +105,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
     int32_t *tmp = bsi_alloc(BS_TAG_STAGING, (size_t)(4 * tokens + 2 * d->n_rows + 1) * sizeof *tmp);
     if (!tmp)
         return BS_NOMEM;
-    int32_t *pos = tmp, *row = pos + tokens, *ids = row + tokens, *lab = ids + tokens, *cu = lab + tokens,
-            *last = cu + d->n_rows + 1;
+    int32_t *pos = tmp, *row = pos + tokens, *ids = row + tokens, *lab = ids + tokens,
+            *cu = lab + tokens, *last = cu + d->n_rows + 1;
     bs_status st = BS_OK;
     cu[0] = 0;
     for (int64_t r = 0; r < d->n_rows; at += d->row_len[r], r++) {
@@ -117,7 +119,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
                 goto done;
             }
             if (d->labels && d->labels[at + t] < 0 && d->labels[at + t] != NO_LOSS) {
-                st = bsi_fail(BS_ARG, "batch: the label of token %lld of micro-batch %d is %lld; -100 or a "
+                st = bsi_fail(BS_ARG,
+                              "batch: the label of token %lld of micro-batch %d is %lld; -100 or a "
                               "token id is expected",
                               (long long)(at + t), micro, (long long)d->labels[at + t]);
                 goto done;
@@ -145,7 +148,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
     m->most_id = most;
     m->rows = d->n_rows;
     m->labelled = n;
-    if ((st = upload(b, m->pos, pos, tokens)) == BS_OK && (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
+    if ((st = upload(b, m->pos, pos, tokens)) == BS_OK &&
+        (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
         (st = upload(b, m->dev_ids, ids, tokens)) == BS_OK &&
         (st = upload(b, m->label_at, m->position, n)) == BS_OK &&
         (st = upload(b, m->label_id, lab, n)) == BS_OK &&

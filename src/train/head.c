@@ -296,8 +296,7 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
                         bs_dtype_name(from.dtype), bs_dtype_name(h->e->dtype));
     if (from.rows != rows || from.channels != C)
         return bsi_fail(BS_SHAPE, "head: micro-batch %d has [%lld, %lld], %s [%lld, %lld] are expected",
-                        micro, (long long)from.rows, (long long)from.channels,
-                        which, (long long)rows,
+                        micro, (long long)from.rows, (long long)from.channels, which, (long long)rows,
                         (long long)C);
     size_t vector = bytes_of(rows, 1), x_bytes = (size_t)(rows * C) * bs_dtype_size(from.dtype);
     if (!to_host(h->mode)) {
@@ -469,11 +468,12 @@ static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, con
             BS_ARG, "head: tile of entries %lld..%lld for micro-batch %d; the vocabulary has %lld",
             (long long)first, (long long)(first + *rows - 1), micro, (long long)h->cfg.vocab);
     if (bias && (bias->ref.count != *rows || bias->ref.block != w->ref.block))
-        return bsi_fail(BS_SHAPE,
-                        "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
-                        "the tile's block are expected",
-                        bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name,
-                        w->ref.block, (long long)*rows);
+        return bsi_fail(
+            BS_SHAPE,
+            "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
+            "the tile's block are expected",
+            bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name, w->ref.block,
+            (long long)*rows);
     return BS_OK;
 }
 

@@ -320,7 +320,8 @@ bs_status bs_params_get(bs_params *p, int id, bs_array **out)
 
 static bs_status check_trained(const bsi_param *q, const bs_params *p)
 {
-    return p->frozen ? bsi_fail(BS_STATE, "parameter '%s' is frozen: it has a value only", q->name) : BS_OK;
+    return p->frozen ? bsi_fail(BS_STATE, "parameter '%s' is frozen: it has a value only", q->name)
+                     : BS_OK;
 }
 
 bs_status bs_params_grad(bs_params *p, int id, bs_array **out)

@@ -49,8 +49,9 @@ describe("an adapter", function()
     { "of some layers", { r = 2, layers = { 1 } } },
     { "with patterns", { r = 4, alpha = 8, rank_pattern = { q_proj = 2, ["layers.1.mlp.up_proj"] = 6 },
                          alpha_pattern = { down_proj = 5 } } },
-    { "with everything", { r = 3, alpha = 2, rslora = true, dropout = 0.25, layers = { 0, 1 }, targets = { "attention" },
-                           rank_pattern = { ["layers.0.self_attn.v_proj"] = 1 }, alpha_pattern = { v_proj = 7 } } },
+    { "with everything", { r = 3, alpha = 2, rslora = true, dropout = 0.25, layers = { 0, 1 },
+                           targets = { "attention" }, rank_pattern = { ["layers.0.self_attn.v_proj"] = 1 },
+                           alpha_pattern = { v_proj = 7 } } },
   }
   for _, name in ipairs { "llama", "qwen3" } do
     for i, case in ipairs(cases) do
@@ -168,6 +169,21 @@ describe("a save", function()
     k:save(dir)
     local again <close> = open { adapter = dir }
     assert.equal(digest(k), digest(again))
+  end)
+
+  it("is what the recipe trains on from with adapter=, which has its own rank and targets", function()
+    local dir = out .. "/recipe"
+    local function recipe(words)
+      local p <close> = assert(io.popen(("%s recipes/qwen8b_lora.lua model=tests/data/llama data=tests/data/rows.jsonl "
+        .. "valid=tests/data/rows.jsonl steps=2 step_tokens=48 micro_tokens=40 lr=1e-2 out=%s %s 2>&1"):format(
+        os.getenv("BSLUA") or "build/release/bslua", dir, words)))
+      return p:read("a")
+    end
+    local first, last_loss = recipe("r=3 alpha=5"):match("held%-out loss ([%d.]+) %-> ([%d.]+)")
+    assert.is_true(tonumber(last_loss) < tonumber(first))
+    assert.equal(last_loss, recipe("adapter=" .. dir):match("held%-out loss ([%d.]+) %->"))
+    assert.same({ 3, 5 }, { config_of(dir).r, config_of(dir).lora_alpha })
+    assert.matches("r= is given with adapter=", recipe("r=3 adapter=" .. dir), 1, true)
   end)
 
   it("of an adapter that has not been trained yet is fine", function()
