@@ -581,6 +581,21 @@ typedef struct bs_attention_cfg {
 /* Causal attention inside each row of the micro-batch. q [T, heads*D], k and v [T, kv_heads*D]. */
 BS_API BS_NODISCARD bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v,
                                               const bs_attention_cfg *cfg, bs_tensor **out);
+/* Keys and values of earlier tokens for walks without a tape: for each layer [rows, capacity, channels] in the
+   engine's dtype, a region of the pool. A row of the cache is a row identity of the batch. */
+typedef struct bs_cache bs_cache;
+typedef struct bs_cache_cfg {
+    int layers;
+    const int64_t *channels; /* [layers] kv_heads * head_dim; 0: the layer has no attention */
+    int64_t rows, capacity;  /* positions of a row */
+} bs_cache_cfg;
+BS_API BS_NODISCARD bs_status bs_cache_open(bs_engine *e, const bs_cache_cfg *cfg, bs_cache **out);
+BS_API void bs_cache_close(bs_cache *c);
+/* Attention of new tokens: k and v are put into the cache at their rows and positions, then each query sees
+   positions 0.. up to its own of its row. Tokens of a row come in order and positions are not left out. */
+BS_API BS_NODISCARD bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v,
+                                                     const bs_attention_cfg *cfg, bs_cache *cache,
+                                                     int layer, bs_tensor **out);
 typedef enum bs_act { BS_ACT_SILU, BS_ACT_GELU_TANH, BS_ACT_GELU_ERF, BS_ACT_RELU } bs_act;
 /* act(gate) * up */
 BS_API BS_NODISCARD bs_status bs_op_glu(bs_tensor *gate, bs_tensor *up, bs_act act, bs_tensor **out);

@@ -93,7 +93,7 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
 /* ---- attention
  * ------------------------------------------------------------------------------------------- */
 
-static bs_status check_attention(const bs_attention_cfg *a, bs_tensor *const in[3])
+bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3])
 {
     char t[3][BSI_SHAPE_TEXT];
     if (a->heads < 1 || a->kv_heads < 1 || a->head_dim < 1 || a->heads % a->kv_heads != 0 ||
@@ -159,7 +159,7 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     bsi_value *lse;
     const bsi_micro *m;
     BSI_TRY(bsi_op_begin(BSI_OP_ATTENTION, 3, in, &s));
-    BSI_TRY(check_attention(a, in));
+    BSI_TRY(bsi_attention_check(a, in));
     BSI_TRY(bsi_scope_micro(s, "attention", q, &m));
     double scale = a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim);
     int64_t capacity = BSI_MAX(q->capacity, BSI_MAX(k->capacity, v->capacity));
