@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda_kernels.c: times of the cuda device's kernels, through the device layer, at the sizes of a model of
+** cuda_kernels.c: times of the cuda device's kernels, through the device layer, at the sizes of a model
+*of
 ** eight billion parameters. Random operands, larger than the caches. A time is the best of three means;
 ** TFLOP/s count a masked score once and half of a causal square; GB/s count each operand once.
 */
@@ -23,8 +24,9 @@ static void must(bs_status st, const char *what)
 }
 
 /* Seconds of one launch, from enough of them to fill 0.2 s. Operands lie behind each other. */
-static double seconds(const char *name, bsk_op op, bs_dtype dtype, bs_dtype out, int count, const size_t *bytes,
-                      const uint8_t *mode, const int64_t *n, const double *f, void (*prepare)(bsi_mem *, const size_t *))
+static double seconds(const char *name, bsk_op op, bs_dtype dtype, bs_dtype out, int count,
+                      const size_t *bytes, const uint8_t *mode, const int64_t *n, const double *f,
+                      void (*prepare)(bsi_mem *, const size_t *))
 {
     bsi_kcall call = {.op = op, .n_args = count, .dtype = dtype, .out = out, .label = name};
     size_t at[BSK_MAX_ARGS], total = 0;
@@ -66,22 +68,25 @@ static double seconds(const char *name, bsk_op op, bs_dtype dtype, bs_dtype out,
 
 enum { R = BSI_READ, W = BSI_WRITE, RW = BSI_READWRITE };
 
-static void bench_gemm(bs_dtype dtype, bs_dtype out, int64_t M, int64_t N, int64_t K, int64_t ta, int64_t tb)
+static void bench_gemm(bs_dtype dtype, bs_dtype out, int64_t M, int64_t N, int64_t K, int64_t ta,
+                       int64_t tb)
 {
     size_t e = bs_dtype_size(dtype);
-    const size_t bytes[] = {(size_t)(M * K) * e, (size_t)(K * N) * e, (size_t)(M * N) * bs_dtype_size(out)};
+    const size_t bytes[] = {(size_t)(M * K) * e, (size_t)(K * N) * e,
+                            (size_t)(M * N) * bs_dtype_size(out)};
     const uint8_t mode[] = {R, R, RW};
     const int64_t n[BSK_MAX_DIMS] = {ta, tb, M, N, K, ta ? M : K, tb ? K : N, N};
     const double f[BSK_MAX_SCALARS] = {1.0, 0.0};
     double s = seconds("gemm", BSK_GEMM, dtype, out, 3, bytes, mode, n, f, NULL);
-    printf("bench gemm %s>%s %lldx%lldx%lld %s%s: %.3f ms %.1f TFLOP/s\n", bs_dtype_name(dtype), bs_dtype_name(out),
-           (long long)M, (long long)N, (long long)K, ta ? "T" : "N", tb ? "T" : "N", s * 1e3,
-           2.0 * (double)M * (double)N * (double)K / s * 1e-12);
+    printf("bench gemm %s>%s %lldx%lldx%lld %s%s: %.3f ms %.1f TFLOP/s\n", bs_dtype_name(dtype),
+           bs_dtype_name(out), (long long)M, (long long)N, (long long)K, ta ? "T" : "N", tb ? "T" : "N",
+           s * 1e3, 2.0 * (double)M * (double)N * (double)K / s * 1e-12);
 }
 
 /* Operands of n elements each; moved: bytes in and out of memory. */
-static void bench_memory(const char *name, bsk_op op, bs_dtype dtype, int count, const int64_t *elements,
-                         const size_t *size, const uint8_t *mode, const int64_t *n, const double *f)
+static void bench_memory(const char *name, bsk_op op, bs_dtype dtype, int count,
+                         const int64_t *elements, const size_t *size, const uint8_t *mode,
+                         const int64_t *n, const double *f)
 {
     size_t bytes[BSK_MAX_ARGS], moved = 0;
     for (int i = 0; i < count; i++) {
@@ -89,7 +94,8 @@ static void bench_memory(const char *name, bsk_op op, bs_dtype dtype, int count,
         moved += bytes[i] * (mode[i] == RW ? 2 : 1);
     }
     double s = seconds(name, op, dtype, dtype, count, bytes, mode, n, f, NULL);
-    printf("bench %s %s: %.3f ms %.0f GB/s\n", name, bs_dtype_name(dtype), s * 1e3, (double)moved / s * 1e-9);
+    printf("bench %s %s: %.3f ms %.0f GB/s\n", name, bs_dtype_name(dtype), s * 1e3,
+           (double)moved / s * 1e-9);
 }
 
 static int64_t bench_rows, bench_tokens;
@@ -101,12 +107,15 @@ static void set_cu(bsi_mem *host, const size_t *at)
         cu[r] = (int32_t)(bench_tokens * r / bench_rows);
 }
 
-static void bench_attention(bs_dtype dtype, int64_t T, int64_t H, int64_t K, int64_t D, int64_t rows, int64_t window)
+static void bench_attention(bs_dtype dtype, int64_t T, int64_t H, int64_t K, int64_t D, int64_t rows,
+                            int64_t window)
 {
-    size_t e = bs_dtype_size(dtype), q = (size_t)(T * H * D) * e, kv = (size_t)(T * K * D) * e, per = (size_t)(T * H) * 4;
+    size_t e = bs_dtype_size(dtype), q = (size_t)(T * H * D) * e, kv = (size_t)(T * K * D) * e,
+           per = (size_t)(T * H) * 4;
     size_t cu = (size_t)(rows + 1) * 4;
     double length = (double)T / (double)rows;
-    double pairs = window && (double)window < length ? (double)T * (double)window : (double)T * length / 2;
+    double pairs =
+        window && (double)window < length ? (double)T * (double)window : (double)T * length / 2;
     double flop = 4.0 * pairs * (double)(H * D);
     const int64_t n[BSK_MAX_DIMS] = {T, H, K, D, rows, window, T};
     const double f[BSK_MAX_SCALARS] = {1.0 / sqrt((double)D), 0.0};
@@ -116,11 +125,14 @@ static void bench_attention(bs_dtype dtype, int64_t T, int64_t H, int64_t K, int
     bench_rows = rows;
     bench_tokens = T;
     double s = seconds("attention", BSK_ATTENTION, dtype, dtype, 7, fwd, fwd_mode, n, f, set_cu);
-    double b = seconds("attention_bwd", BSK_ATTENTION_BWD, dtype, dtype, 11, bwd, bwd_mode, n, f, set_cu);
-    printf("bench attention %s T=%lld H=%lld K=%lld D=%lld rows=%lld window=%lld: forward %.3f ms %.1f TFLOP/s, "
+    double b =
+        seconds("attention_bwd", BSK_ATTENTION_BWD, dtype, dtype, 11, bwd, bwd_mode, n, f, set_cu);
+    printf("bench attention %s T=%lld H=%lld K=%lld D=%lld rows=%lld window=%lld: forward %.3f ms %.1f "
+           "TFLOP/s, "
            "backward %.3f ms %.1f TFLOP/s\n",
-           bs_dtype_name(dtype), (long long)T, (long long)H, (long long)K, (long long)D, (long long)rows,
-           (long long)window, s * 1e3, flop / s * 1e-12, b * 1e3, 2.5 * flop / b * 1e-12);
+           bs_dtype_name(dtype), (long long)T, (long long)H, (long long)K, (long long)D,
+           (long long)rows, (long long)window, s * 1e3, flop / s * 1e-12, b * 1e3,
+           2.5 * flop / b * 1e-12);
 }
 
 static void set_index(bsi_mem *host, const size_t *at)
@@ -144,31 +156,36 @@ static void bench_rows_ops(void)
     for (int v = 1; v >= 0; v--) {
         bs_dtype d = v ? BS_DTYPE_BF16 : BS_DTYPE_F32;
         size_t e = bs_dtype_size(d);
-        bench_memory("rmsnorm 8192x4096", BSK_RMSNORM, d, 4, (int64_t[]){TC, C, TC, T}, (size_t[]){e, e, e, 4},
-                     (uint8_t[]){R, R, W, W}, (int64_t[BSK_MAX_DIMS]){T, C, 0}, f);
-        bench_memory("rmsnorm 262144x128", BSK_RMSNORM, d, 4, (int64_t[]){TC, 128, TC, T * 32}, (size_t[]){e, e, e, 4},
-                     (uint8_t[]){R, R, W, W}, (int64_t[BSK_MAX_DIMS]){T * 32, 128, 0}, f);
+        bench_memory("rmsnorm 8192x4096", BSK_RMSNORM, d, 4, (int64_t[]){TC, C, TC, T},
+                     (size_t[]){e, e, e, 4}, (uint8_t[]){R, R, W, W}, (int64_t[BSK_MAX_DIMS]){T, C, 0},
+                     f);
+        bench_memory("rmsnorm 262144x128", BSK_RMSNORM, d, 4, (int64_t[]){TC, 128, TC, T * 32},
+                     (size_t[]){e, e, e, 4}, (uint8_t[]){R, R, W, W},
+                     (int64_t[BSK_MAX_DIMS]){T * 32, 128, 0}, f);
         bench_memory("rmsnorm_bwd 8192x4096", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, 0},
                      (size_t[]){e, e, 4, e, e, 4}, (uint8_t[]){R, R, R, R, W, W},
                      (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
         bench_memory("rmsnorm_bwd with dw", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, C},
                      (size_t[]){e, e, 4, e, e, 4}, (uint8_t[]){R, R, R, R, W, RW},
                      (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
-        bench_memory("glu 8192x12288", BSK_GLU, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e}, (uint8_t[]){R, R, W},
+        bench_memory("glu 8192x12288", BSK_GLU, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
+                     (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
+        bench_memory("glu_bwd 8192x12288", BSK_GLU_BWD, d, 5, (int64_t[]){N, N, N, N, N},
+                     (size_t[]){e, e, e, e, e}, (uint8_t[]){R, R, R, W, W},
                      (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
-        bench_memory("glu_bwd 8192x12288", BSK_GLU_BWD, d, 5, (int64_t[]){N, N, N, N, N}, (size_t[]){e, e, e, e, e},
-                     (uint8_t[]){R, R, R, W, W}, (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
-        bench_memory("add 8192x12288", BSK_ADD, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e}, (uint8_t[]){R, R, W},
-                     (int64_t[BSK_MAX_DIMS]){N}, f);
-        bench_memory("colsum 8192x4096", BSK_COLSUM, d, 2, (int64_t[]){TC, C}, (size_t[]){e, 4}, (uint8_t[]){R, RW},
-                     (int64_t[BSK_MAX_DIMS]){T, C}, f);
-        bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128}, (size_t[]){e, e},
-                     (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
-        bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC}, (size_t[]){e, 4, 4, e},
-                     (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
+        bench_memory("add 8192x12288", BSK_ADD, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
+                     (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N}, f);
+        bench_memory("colsum 8192x4096", BSK_COLSUM, d, 2, (int64_t[]){TC, C}, (size_t[]){e, 4},
+                     (uint8_t[]){R, RW}, (int64_t[BSK_MAX_DIMS]){T, C}, f);
+        bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128},
+                     (size_t[]){e, e}, (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
+        bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC},
+                     (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
+                     (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
                      (double[BSK_MAX_SCALARS]){1.0});
-        bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC}, (size_t[]){e, 4, 4, e},
-                     (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, C, 1, 2, 3}, (double[BSK_MAX_SCALARS]){0.1});
+        bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC},
+                     (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
+                     (int64_t[BSK_MAX_DIMS]){T, C, 1, 2, 3}, (double[BSK_MAX_SCALARS]){0.1});
         const size_t rows[] = {(size_t)TC * e, (size_t)T * 4, (size_t)TC * e};
         bench_tokens = T;
         double s = seconds("scatter_rows", BSK_SCATTER_ROWS, d, d, 3, rows, (uint8_t[]){R, R, RW},
@@ -176,8 +193,9 @@ static void bench_rows_ops(void)
         printf("bench scatter_rows 8192x4096 %s: %.3f ms %.0f GB/s\n", bs_dtype_name(d), s * 1e3,
                (double)(3 * rows[0]) / s * 1e-9);
         int64_t V = 16384, HT = 2048;
-        const size_t tile[] = {(size_t)(HT * V) * 4, (size_t)HT * 4, (size_t)HT * 4, (size_t)HT * 4,
-                               (size_t)HT * 4,       (size_t)HT * 4, (size_t)(HT * V) * e};
+        const size_t tile[] = {(size_t)(HT * V) * 4, (size_t)HT * 4, (size_t)HT * 4,
+                               (size_t)HT * 4,       (size_t)HT * 4, (size_t)HT * 4,
+                               (size_t)(HT * V) * e};
         bench_tokens = HT;
         s = seconds("head_tile", BSK_HEAD_TILE, d, d, 7, tile, (uint8_t[]){R, R, RW, RW, RW, W, W},
                     (int64_t[BSK_MAX_DIMS]){HT, V, 0, 0}, f, set_labels);
@@ -185,13 +203,14 @@ static void bench_rows_ops(void)
                (double)(tile[0] + tile[6]) / s * 1e-9);
     }
     const int64_t M = 1 << 26;
-    bench_memory("adamw 67M", BSK_ADAMW, BS_DTYPE_F32, 5, (int64_t[]){M, M, M, M, 0}, (size_t[]){4, 4, 4, 4, 4},
-                 (uint8_t[]){RW, R, RW, RW, W}, (int64_t[BSK_MAX_DIMS]){M},
+    bench_memory("adamw 67M", BSK_ADAMW, BS_DTYPE_F32, 5, (int64_t[]){M, M, M, M, 0},
+                 (size_t[]){4, 4, 4, 4, 4}, (uint8_t[]){RW, R, RW, RW, W}, (int64_t[BSK_MAX_DIMS]){M},
                  (double[BSK_MAX_SCALARS]){1e-3, 0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 1.0});
-    bench_memory("sumsq 67M", BSK_SUMSQ, BS_DTYPE_F32, 2, (int64_t[]){M, 1}, (size_t[]){4, 8}, (uint8_t[]){R, W},
-                 (int64_t[BSK_MAX_DIMS]){M}, f);
-    bench_memory("expand bf16 to bf16 67M", BSK_EXPAND, BS_DTYPE_BF16, 2, (int64_t[]){M, M}, (size_t[]){2, 2},
-                 (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){BS_DTYPE_BF16, M}, (double[BSK_MAX_SCALARS]){1.0});
+    bench_memory("sumsq 67M", BSK_SUMSQ, BS_DTYPE_F32, 2, (int64_t[]){M, 1}, (size_t[]){4, 8},
+                 (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){M}, f);
+    bench_memory("expand bf16 to bf16 67M", BSK_EXPAND, BS_DTYPE_BF16, 2, (int64_t[]){M, M},
+                 (size_t[]){2, 2}, (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){BS_DTYPE_BF16, M},
+                 (double[BSK_MAX_SCALARS]){1.0});
 }
 
 static void bench_all(void)

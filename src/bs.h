@@ -122,6 +122,8 @@ BS_API BS_NODISCARD bs_status bs_array_new(bs_dtype t, int ndim, const int64_t *
                                            bs_array **out); /* zeroed */
 BS_API void bs_array_free(bs_array *a);
 BS_API int64_t bs_array_count(const bs_array *a);
+/* Fill an f32 array uniformly in +-bound by Philox(seed, name): the same on every machine. */
+BS_API BS_NODISCARD bs_status bs_array_uniform(bs_array *a, double bound, uint64_t seed, const char *name);
 /* Element i (0-based, row-major) as double; i64 beyond 2^53 loses bits. */
 BS_API double bs_array_get(const bs_array *a, int64_t i);
 BS_API void bs_array_set(bs_array *a, int64_t i, double v);
@@ -235,6 +237,9 @@ BS_API BS_NODISCARD bs_status bs_manifest_finish(bs_manifest *m);
 BS_API int bs_manifest_blocks(const bs_manifest *m);
 BS_API const bs_block_info *bs_manifest_block(const bs_manifest *m, int block);
 BS_API const bs_tensor_info *bs_manifest_tensor(const bs_manifest *m, int block, int tensor);
+/* Rows [first, first + n) of a tensor as a tensor of the same block. */
+BS_API BS_NODISCARD bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n,
+                                                  bs_tensor_info *out);
 BS_API int bs_manifest_find_tensor(const bs_manifest *m, int block, const char *name); /* -1: absent */
 BS_API uint64_t bs_manifest_digest(const bs_manifest *m);
 /* Largest alignment asked by its files (direct reads), bytes. */
@@ -608,6 +613,9 @@ BS_API BS_NODISCARD bs_status bs_op_softmax(bs_tensor *x, bs_tensor **out); /* o
 BS_API BS_NODISCARD bs_status bs_op_columns(bs_tensor *x, int64_t first, int64_t n, bs_tensor **out);
 /* x [T,C] with every row t multiplied by g[t, column]. */
 BS_API BS_NODISCARD bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_t column, bs_tensor **out);
+/* Rows of w [vocab, C] at the token ids of the scope's micro-batch. Never on the tape: the gradient of w
+   is bs_rows_grad's. */
+BS_API BS_NODISCARD bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out);
 /* Rows of x at the labelled positions of the scope's micro-batch (capacity of x is kept). */
 BS_API BS_NODISCARD bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out);
 /* The last row of x of each row of the micro-batch (capacity of x is kept); outside the tape. */
@@ -703,6 +711,9 @@ BS_API BS_NODISCARD bs_status bs_stream_pump(bs_stream *s);
 BS_API void bs_stream_stats_get(const bs_stream *s, bs_stream_stats *out);
 /* Where a block is now: "gpu", "ram", "disk", "slot", "loading". */
 BS_API const char *bs_stream_where(const bs_stream *s, int block);
+/* The bytes of a tensor in the gpu home of its block, for bs_params_update_base: [rows, last dim], valid
+   until the stream is closed. BS_STATE when the block's home is another, or before it has arrived. */
+BS_API BS_NODISCARD bs_status bs_stream_home(const bs_stream *s, int block, int tensor, bs_place *out);
 
 /* Row tables: embedding rows gathered on the host side. home: BS_HOME_RAM (whole table read once) or
    BS_HOME_DISK (rows read per batch). */

@@ -171,10 +171,11 @@ static void cached_task(void *arg, int64_t slot)
             n++;
         for (int64_t h = 0; h < d->H; h++)
             if (unit++ % SLOTS == slot) {
-                int64_t q = (t * d->H + h) * d->D, k = a->row[t] * row_floats + h / (d->H / d->K) * d->D;
-                forward_unit(d, a->scratch + slot * a->slice,
-                             &(struct queries){a->q + q, a->k + k, a->v + k, a->o + q, NULL, 0,
-                                               a->pos[t], n});
+                int64_t q = (t * d->H + h) * d->D,
+                        k = a->row[t] * row_floats + h / (d->H / d->K) * d->D;
+                forward_unit(
+                    d, a->scratch + slot * a->slice,
+                    &(struct queries){a->q + q, a->k + k, a->v + k, a->o + q, NULL, 0, a->pos[t], n});
             }
     }
 }
@@ -203,8 +204,8 @@ static void put_body(const void *arg, int64_t first, int64_t end)
                (size_t)p->C * sizeof *p->x);
 }
 
-void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos, float *cache,
-                       int64_t T, int64_t C, int64_t capacity)
+void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos,
+                       float *cache, int64_t T, int64_t C, int64_t capacity)
 {
     struct put p = {x, row, pos, cache, C, capacity};
     bsk_chunks(par, T, C, put_body, &p);

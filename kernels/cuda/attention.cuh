@@ -27,7 +27,7 @@ struct attention_args {
     float scale, cap;
 };
 
-/* What score() does: the usual case folds the scale into the power. */
+/* The usual case folds a positive scale into the power; the other one goes through general_scores. */
 enum { SCORE_PLAIN, SCORE_GENERAL };
 
 static inline bool attention_args_of(const bsk_call *c, attention_args *a)
@@ -108,6 +108,19 @@ static __device__ inline float tanh_fast(float x)
 {
     float e = exp2_fast(-2.0f * LOG2E * fabsf(x));
     return copysignf(__fdividef(1.0f - e, 1.0f + e), x);
+}
+
+/* Products of queries and keys to exponents of two, where the scale cannot wait or there is a cap. */
+template <int NT>
+static __device__ inline void general_scores(const attention_args &a, float (&s)[NT][4])
+{
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float x = s[n][e] * a.scale;
+            s[n][e] = LOG2E * (a.cap > 0.0f ? a.cap * tanh_fast(x / a.cap) : x);
+        }
 }
 
 /* attention_bwd.cu: fills the scratch that attention_backward_args points at. */

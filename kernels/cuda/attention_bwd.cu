@@ -4,9 +4,12 @@
 ** gives dk and dv, one over query tiles dq. Both compute P = e^(s - lse) and dS = P (dP - delta) again,
 ** with dP = dO v^T and delta = rowsum(dO O).
 **
-** A pass is the same kernel with the roles changed. Its block owns ROWS rows of a score tile, 16 a warp:
-** keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes scores and
-** dP in registers, rounds them to operands in place and adds dS times the first streamed operand (dk or dq)
+** A pass is the same kernel with the roles changed. Its block owns ROWS rows of a score tile, 16 a
+*warp:
+** keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes scores
+*and
+** dP in registers, rounds them to operands in place and adds dS times the first streamed operand (dk or
+*dq)
 ** and, for keys, P times the second (dv). The query heads of a key head and the columns come in order.
 */
 #include "attention.cuh"
@@ -35,7 +38,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int64_t row = my_row(), rows = (int64_t)a.T * a.H, limit = row < rows ? a.D : 0;
     const T *o = (const T *)a.o_in + row * a.D, *grad_o = (const T *)a.grad_o + row * a.D;
     float sum = 0.0f;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float u[VEC], v[VEC];
         load_some(u, o + c, limit - c, wide);
         load_some(v, grad_o + c, limit - c, wide);
@@ -111,7 +115,8 @@ static __device__ inline void accumulate(float (&sum)[D / 8][4], const uint32_t 
 }
 
 template <int COLUMNS>
-static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4], const float (&s)[COLUMNS / 8][4])
+static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4],
+                                             const float (&s)[COLUMNS / 8][4])
 {
 #pragma unroll
     for (int k = 0; k < COLUMNS / 16; k++) {
@@ -128,23 +133,18 @@ struct query {
     int first;
 };
 
-/* A score to P, and dP to dS without the scale. */
+/* A score (times power: an exponent of two) to P, and dP to dS without the scale. */
 template <int SCORE>
-static __device__ inline void gradient(const attention_args &a, float power, const query &q, bool seen, float &s,
+static __device__ inline void gradient(const attention_args &a, float power, const query &q, float &s,
                                        float &dp)
 {
-    float slope = 1.0f, e = s * power;
-    if (SCORE == SCORE_GENERAL) {
-        e = s * a.scale;
-        if (a.cap > 0.0f) {
-            float t = tanh_fast(e / a.cap);
-            slope = 1.0f - t * t;
-            e = a.cap * t;
-        }
-        e *= LOG2E;
+    float p = exp2_fast(s * power - q.lse2);
+    dp = p * (dp - q.delta);
+    if (SCORE == SCORE_GENERAL && a.cap > 0.0f) {
+        float t = s / (a.cap * LOG2E); /* tanh of the score over the cap */
+        dp = p == 0.0f ? 0.0f : dp * (1.0f - t * t);
     }
-    s = seen ? exp2_fast(e - q.lse2) : 0.0f;
-    dp = s * (dp - q.delta) * slope;
+    s = p;
 }
 
 /* ---- the pass ---- */
@@ -153,7 +153,8 @@ template <int D, bool KEYS, int SUMS, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_args a)
 {
     using S = shape<D>;
-    constexpr int ROWS = S::ROWS, COLUMNS = S::COLUMNS, STAGES = S::STAGES, STRIDE = S::STRIDE, NT = COLUMNS / 8;
+    constexpr int ROWS = S::ROWS, COLUMNS = S::COLUMNS, STAGES = S::STAGES, STRIDE = S::STRIDE,
+                  NT = COLUMNS / 8;
     extern __shared__ __align__(16) bf16 memory[];
     bf16 *row1 = memory, *row2 = row1 + ROWS * STRIDE, *column2 = row2 + ROWS * STRIDE;
     bf16 *column1 = column2 + COLUMNS * STRIDE; /* STAGES tiles */
@@ -176,7 +177,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
     auto column_of = [&](int step) { return from + step % per_head * COLUMNS; };
     auto load_first = [&](int step) {
         int h = head_of(step), c0 = column_of(step), stage = step % STAGES;
-        load_tile<COLUMNS, D>(column1 + stage * COLUMNS * STRIDE, KEYS ? q + (int64_t)h * D : k, ld_column, c0, to);
+        load_tile<COLUMNS, D>(column1 + stage * COLUMNS * STRIDE, KEYS ? q + (int64_t)h * D : k,
+                              ld_column, c0, to);
         if (KEYS)
             for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
                 int64_t c = c0 + i < to ? c0 + i : c0;
@@ -186,8 +188,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             }
     };
     auto load_second = [&](int step) {
-        load_tile<COLUMNS, D>(column2, KEYS ? grad_o + (int64_t)head_of(step) * D : v, ld_column, column_of(step),
-                              to);
+        load_tile<COLUMNS, D>(column2, KEYS ? grad_o + (int64_t)head_of(step) * D : v, ld_column,
+                              column_of(step), to);
     };
 
     load_tile<ROWS, D>(row1, KEYS ? k : q + (int64_t)h0 * D, ld_row, row0, end);
@@ -207,7 +209,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             mine[half].delta = there ? a.delta[(int64_t)i * a.H + h0] : 0.0f;
             mine[half].first = there ? a.first[i] : INT32_MAX;
         }
-    const float power = a.scale * LOG2E;
+    const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f;
     float sum1[D / 8][4] = {}, sum2[D / 8][4] = {};
     for (int step = 0; step < steps; step++) {
         int c0 = column_of(step), stage = step % STAGES;
@@ -226,24 +228,34 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             cp_commit();
         }
         product<D, COLUMNS>(dp, row2 + warp_row * STRIDE, column2);
-        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= to && row0 + ROWS <= end && last_first <= row0
+        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= to && row0 + ROWS <= end &&
+                                last_first <= row0
                           : c0 + COLUMNS - 1 <= row0 && last_first <= c0 && row0 + ROWS <= end;
+        auto query_of = [&](int n, int e) { /* of element e of score tile n */
+                                            if (!KEYS)
+                                                return mine[e / 2];
+                                            int i = stage * COLUMNS + n * 8 + lane % 4 * 2 + e % 2;
+                                            return query{LOG2E * s_lse[i], s_delta[i], s_first[i]};
+        };
+        if (SCORE == SCORE_GENERAL)
+            general_scores(a, s);
+        if (!whole) {
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int row = row0 + warp_row + 8 * (e / 2) + lane / 4;
+                    int column = c0 + n * 8 + lane % 4 * 2 + e % 2;
+                    int key = KEYS ? row : column, i = KEYS ? column : row;
+                    if (key > i || key < query_of(n, e).first || i >= (KEYS ? to : end))
+                        s[n][e] = -INFINITY;
+                }
+        }
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int row = row0 + warp_row + 8 * (e / 2) + lane / 4, column = c0 + n * 8 + lane % 4 * 2 + e % 2;
-                query at = mine[e / 2];
-                if (KEYS) {
-                    int i = stage * COLUMNS + column - c0;
-                    at.lse2 = LOG2E * s_lse[i];
-                    at.delta = s_delta[i];
-                    at.first = s_first[i];
-                }
-                int key = KEYS ? row : column, asking = KEYS ? column : row;
-                bool seen = whole || (key <= asking && key >= at.first && (KEYS ? asking < to : asking < end));
-                gradient<SCORE>(a, power, at, seen, s[n][e], dp[n][e]);
-            }
+            for (int e = 0; e < 4; e++)
+                gradient<SCORE>(a, power, query_of(n, e), s[n][e], dp[n][e]);
         if (SUMS & SUM_SECOND) {
             round_operands<COLUMNS>(operand, s);
             accumulate<D, COLUMNS>(sum2, operand, column2);
@@ -273,22 +285,24 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
         store_rows<D>(KEYS ? (bf16 *)a.dk + (int64_t)kv * D : (bf16 *)a.dq + (int64_t)h0 * D, ld_row,
                       row0 + warp_row, end, row1 + warp_row * STRIDE, sum1, a.scale, a.scale);
     if (SUMS & SUM_SECOND)
-        store_rows<D>((bf16 *)a.dv + (int64_t)kv * D, ldk, row0 + warp_row, end, row2 + warp_row * STRIDE, sum2, 1.0f,
-                      1.0f);
+        store_rows<D>((bf16 *)a.dv + (int64_t)kv * D, ldk, row0 + warp_row, end,
+                      row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
 }
 
 template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
 {
     using S = shape<D>;
-    auto kernel = a.cap > 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
-                               : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
+    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
+                                                  : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535)
         return cudaErrorInvalidConfiguration;
-    cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+    cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
     if (e != cudaSuccess)
         return e;
-    kernel<<<dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS, S::BYTES, x->stream>>>(a);
+    kernel<<<dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS, S::BYTES, x->stream>>>(
+        a);
     return cudaGetLastError();
 }
 

@@ -54,8 +54,8 @@ static __device__ inline void scores(float (&s)[STACK][COLUMNS / 8][4], const bf
 
 /* o += p v, p being scores after softmax */
 template <int D, int STACK, int COLUMNS>
-static __device__ inline void add_values(float (&o)[STACK][D / 8][4], const float (&p)[STACK][COLUMNS / 8][4],
-                                         const bf16 *sv)
+static __device__ inline void add_values(float (&o)[STACK][D / 8][4],
+                                         const float (&p)[STACK][COLUMNS / 8][4], const bf16 *sv)
 {
     enum { STRIDE = D + PAD };
     const bf16 *vb = sv + at_rows(threadIdx.x % 32, STRIDE);
@@ -112,15 +112,32 @@ static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], 
     }
 }
 
+/* Keys that a query does not see, for 16 queries from i0 on and keys from j0 on. */
+template <int NT>
+static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2], int i0, int j0)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int i = i0 + 8 * (e / 2) + lane / 4, j = j0 + n * 8 + lane % 4 * 2 + e % 2;
+            if (j > i || j < first[e / 2])
+                s[n][e] = -INFINITY;
+        }
+}
+
 template <int D, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_args a)
 {
     using S = shape<D>;
-    constexpr int STACK = S::STACK, ROWS = S::ROWS, COLUMNS = S::COLUMNS, STRIDE = S::STRIDE, NT = COLUMNS / 8;
+    constexpr int STACK = S::STACK, ROWS = S::ROWS, COLUMNS = S::COLUMNS, STRIDE = S::STRIDE,
+                  NT = COLUMNS / 8;
     extern __shared__ __align__(16) bf16 memory[];
     bf16 *sq = memory, *sk = sq + ROWS * STRIDE, *sv = sk + COLUMNS * STRIDE;
     int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * STACK;
-    int h = blockIdx.x, kv = h / (a.H / a.K), row0 = (gridDim.y - 1 - blockIdx.y) * ROWS; /* the longest first */
+    int h = blockIdx.x, kv = h / (a.H / a.K),
+        row0 = (gridDim.y - 1 - blockIdx.y) * ROWS; /* the longest first */
     int end = min(row0 + ROWS, a.T);
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
     const bf16 *k = (const bf16 *)a.k + (int64_t)kv * D, *v = (const bf16 *)a.v + (int64_t)kv * D;
@@ -156,21 +173,10 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
         bool whole = k0 >= last_first && k0 + COLUMNS - 1 <= row0; /* every query sees every key */
 #pragma unroll
         for (int m = 0; m < STACK; m++) {
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    if (SCORE == SCORE_GENERAL) {
-                        float x = s[m][n][e] * a.scale;
-                        s[m][n][e] = LOG2E * (a.cap > 0.0f ? a.cap * tanh_fast(x / a.cap) : x);
-                    }
-                    if (!whole) {
-                        int i = row0 + warp_row + 16 * m + 8 * (e / 2) + lane / 4;
-                        int j = k0 + n * 8 + lane % 4 * 2 + e % 2;
-                        if (j > i || j < first[m][e / 2])
-                            s[m][n][e] = -INFINITY;
-                    }
-                }
+            if (SCORE == SCORE_GENERAL)
+                general_scores(a, s[m]);
+            if (!whole)
+                hide_keys(s[m], first[m], row0 + warp_row + 16 * m, k0);
             softmax_row(s[m], o[m], 0, power, max[m][0], sum[m][0]);
             softmax_row(s[m], o[m], 2, power, max[m][1], sum[m][1]);
         }
@@ -191,19 +197,21 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
                 a.lse[(int64_t)row * a.H + h] = LN2 * (max[m][half] * power + log2f(total));
         }
         /* the warp alone reads its rows of sq, and it is done with them */
-        store_rows<D>((bf16 *)a.o + (int64_t)h * D, ldq, i, end, sq + (warp_row + 16 * m) * STRIDE, o[m], inv[0],
-                      inv[1]);
+        store_rows<D>((bf16 *)a.o + (int64_t)h * D, ldq, i, end, sq + (warp_row + 16 * m) * STRIDE,
+                      o[m], inv[0], inv[1]);
     }
 }
 
 template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
 {
     using S = shape<D>;
-    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL> : forward_kernel<D, SCORE_PLAIN>;
+    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
+                                                  : forward_kernel<D, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535)
         return cudaErrorInvalidConfiguration;
-    cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+    cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
     if (e != cudaSuccess)
         return e;
     kernel<<<dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, x->stream>>>(a);

@@ -17,7 +17,8 @@ enum {
 
 /* s[r][0..D) = x[row0 + r][0..D) for n rows of leading dimension ld; zeros past `end`. */
 template <class T>
-static __device__ inline void load_rows(float *s, int stride, const T *x, int64_t ld, int row0, int n, int end, int D)
+static __device__ inline void load_rows(float *s, int stride, const T *x, int64_t ld, int row0, int n,
+                                        int end, int D)
 {
     for (int i = threadIdx.x; i < n * D; i += WARPS * 32) {
         int r = i / D, c = i % D;
@@ -48,7 +49,8 @@ static __device__ inline float dot(const float *a, const float *b, int D)
 }
 
 /* acc[c] += sum over columns j of p (of lane j) * b[j][lane + 32c] */
-static __device__ inline void add_columns(float (&acc)[CHANNELS], float p, const float *b, int stride, int D)
+static __device__ inline void add_columns(float (&acc)[CHANNELS], float p, const float *b, int stride,
+                                          int D)
 {
     int lane = threadIdx.x % 32;
     for (int j = 0; j < TILE_COLUMNS; j++) {
@@ -74,7 +76,8 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_
 {
     extern __shared__ float memory[];
     int D = a.D, stride = D + 1, h = blockIdx.x, kv = h / (a.H / a.K), lane = threadIdx.x % 32;
-    int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T), warp_row = threadIdx.x / 32 * ROWS;
+    int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T),
+        warp_row = threadIdx.x / 32 * ROWS;
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
     const T *k = (const T *)a.k + (int64_t)kv * D, *v = (const T *)a.v + (int64_t)kv * D;
     float *sq = memory, *sk = sq + TILE_ROWS * D, *sv = sk + TILE_COLUMNS * stride;
@@ -119,8 +122,8 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_
 }
 
 /* P and dS of one query and key; 0 where the key is not seen. */
-static __device__ inline void gradient(const attention_args &a, int h, int i, int j, float qk, float dov,
-                                       float *p, float *ds)
+static __device__ inline void gradient(const attention_args &a, int h, int i, int j, float qk,
+                                       float dov, float *p, float *ds)
 {
     bool seen = i < a.T && j < a.T && j <= i && j >= a.first[i];
     float s = a.scale * qk, t = a.cap > 0.0f ? tanhf(s / a.cap) : 0.0f;
@@ -135,12 +138,14 @@ static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(attention_a
 {
     extern __shared__ float memory[];
     int D = a.D, stride = D + 1, group = a.H / a.K, lane = threadIdx.x % 32;
-    int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T), warp_row = threadIdx.x / 32 * ROWS;
+    int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T),
+        warp_row = threadIdx.x / 32 * ROWS;
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
     int kv = KEYS ? blockIdx.x : blockIdx.x / group, h0 = KEYS ? kv * group : blockIdx.x;
     const T *k = (const T *)a.k + (int64_t)kv * D, *v = (const T *)a.v + (int64_t)kv * D;
-    float *row1 = memory, *row2 = row1 + TILE_ROWS * D;                        /* k, v or q, dO */
-    float *column1 = row2 + TILE_ROWS * D, *column2 = column1 + TILE_COLUMNS * stride; /* q, dO or k, v */
+    float *row1 = memory, *row2 = row1 + TILE_ROWS * D; /* k, v or q, dO */
+    float *column1 = row2 + TILE_ROWS * D,
+          *column2 = column1 + TILE_COLUMNS * stride; /* q, dO or k, v */
     float acc1[ROWS][CHANNELS] = {{0}}, acc2[ROWS][CHANNELS] = {{0}};
     int from = KEYS ? row0 : a.first[row0], to = KEYS ? last_query(a, end - 1) : end;
     for (int h = h0; h < h0 + (KEYS ? group : 1); h++) {
@@ -186,11 +191,12 @@ static size_t tile_bytes(int D, int r, int c)
     return (size_t)(r * TILE_ROWS * D + c * TILE_COLUMNS * (D + 1)) * sizeof(float);
 }
 
-static cudaError_t launch(bsk_cuda *x, void (*kernel)(attention_args), const attention_args &a, int heads,
-                          size_t bytes)
+static cudaError_t launch(bsk_cuda *x, void (*kernel)(attention_args), const attention_args &a,
+                          int heads, size_t bytes)
 {
     int tiles = (a.T + TILE_ROWS - 1) / TILE_ROWS;
-    cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
         return e;
     kernel<<<dim3((unsigned)heads, (unsigned)tiles), WARPS * 32, bytes, x->stream>>>(a);
@@ -199,7 +205,8 @@ static cudaError_t launch(bsk_cuda *x, void (*kernel)(attention_args), const att
 
 static cudaError_t check(bsk_cuda *x, const bsk_call *c, attention_args *a)
 {
-    if (c->n[3] <= BSK_CUDA_MAX_HEAD_DIM && c->n[0] <= 65535 * (int64_t)TILE_ROWS && attention_args_of(c, a))
+    if (c->n[3] <= BSK_CUDA_MAX_HEAD_DIM && c->n[0] <= 65535 * (int64_t)TILE_ROWS &&
+        attention_args_of(c, a))
         return cudaSuccess;
     x->note = "attention without tensor cores has head dims up to 256 and up to a million tokens";
     return cudaErrorNotSupported;
@@ -230,6 +237,7 @@ cudaError_t bsk_cuda_attention_bwd_plain(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         cudaError_t st = launch(x, backward_kernel<T, true>, a, a.K, tile_bytes(a.D, 2, 2));
-        return st != cudaSuccess ? st : launch(x, backward_kernel<T, false>, a, a.H, tile_bytes(a.D, 2, 2));
+        return st != cudaSuccess ? st
+                                 : launch(x, backward_kernel<T, false>, a, a.H, tile_bytes(a.D, 2, 2));
     });
 }

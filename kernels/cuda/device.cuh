@@ -157,8 +157,7 @@ static __global__ void __launch_bounds__(MAP_THREADS) map_kernel(map_args<A, O, 
 }
 
 /* p: the inputs, then the outputs. */
-template <class A, class O, class F>
-static cudaError_t map(bsk_cuda *x, int64_t n, void *const *p, F f)
+template <class A, class O, class F> static cudaError_t map(bsk_cuda *x, int64_t n, void *const *p, F f)
 {
     map_args<A, O, F::in, F::out> a;
     a.n = n;
@@ -212,7 +211,8 @@ struct op_max {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-/* op over the values of a row's threads, the same bits in all of them. Every thread of the block calls. */
+/* op over the values of a row's threads, the same bits in all of them. Every thread of the block calls.
+ */
 template <class V, class Op> static __device__ inline V group_reduce(V v, Op op)
 {
     __shared__ V part[ROW_THREADS / 32];
@@ -233,6 +233,7 @@ template <class V, class Op> static __device__ inline V group_reduce(V v, Op op)
 }
 
 /* Runs body for each vector of 8 columns [c, c+8) of a thread. */
-#define FOR_COLUMNS(c, C) for (int64_t c = (int64_t)threadIdx.x * VEC; c < (C); c += (int64_t)blockDim.x * VEC)
+#define FOR_COLUMNS(c, C)                                                                              \
+    for (int64_t c = (int64_t)threadIdx.x * VEC; c < (C); c += (int64_t)blockDim.x * VEC)
 
 #endif

@@ -29,7 +29,8 @@ template <int ACT> static __device__ inline float act_slope(float x)
     }
     if (ACT == BSK_GELU_TANH) {
         float t = tanhf(0.797884561f * (x + 0.044715f * x * x * x));
-        return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.797884561f * (1.0f + 0.134145f * x * x);
+        return 0.5f * (1.0f + t) +
+               0.5f * x * (1.0f - t * t) * 0.797884561f * (1.0f + 0.134145f * x * x);
     }
     if (ACT == BSK_GELU_ERF) /* Phi(x) + x phi(x) */
         return 0.5f * (1.0f + erff(x * 0.707106781f)) + x * 0.398942280f * expf(-0.5f * x * x);
@@ -108,7 +109,8 @@ template <template <int> class F> static cudaError_t map_act(bsk_cuda *x, const 
 
 template <class F> static cudaError_t map_typed(bsk_cuda *x, const bsk_call *c, void *const *p, F f)
 {
-    return by_type(x, c->dtype, [&](auto t) { return map<decltype(t), decltype(t)>(x, c->n[0], p, f); });
+    return by_type(x, c->dtype,
+                   [&](auto t) { return map<decltype(t), decltype(t)>(x, c->n[0], p, f); });
 }
 
 cudaError_t bsk_cuda_act(bsk_cuda *x, const bsk_call *c)
@@ -207,7 +209,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int64_t t = my_row();
     if (t >= a.T)
         return;
-    FOR_COLUMNS(c, a.C) {
+    FOR_COLUMNS(c, a.C)
+    {
         float v[VEC];
         load_some(v, x + t * a.C + c, a.C - c, wide);
 #pragma unroll
@@ -227,9 +230,10 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 cudaError_t bsk_cuda_dropout(bsk_cuda *x, const bsk_call *c)
 {
     float probability = (float)c->f[0];
-    dropout_args a = {(const int32_t *)c->p[1], (const int32_t *)c->p[2], c->n[0], c->n[1],
-                      (uint32_t)c->n[2],        (uint32_t)c->n[3],        (uint32_t)c->n[4],
-                      probability,              1.0f - probability};
+    dropout_args a = {
+        (const int32_t *)c->p[1], (const int32_t *)c->p[2], c->n[0],           c->n[1],
+        (uint32_t)c->n[2],        (uint32_t)c->n[3],        (uint32_t)c->n[4], probability,
+        1.0f - probability};
     row_shape s = rows_of(a.T, a.C);
     if (s.grid == 0)
         return s.status;

@@ -27,10 +27,10 @@ cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
     if (K <= 0)
         return bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], beta);
     cudaDataType_t type = narrow ? CUDA_R_16BF : CUDA_R_32F;
-    cublasStatus_t st = x->blas->gemm(
-        x->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6], c->p[0], type,
-        n[5], &beta, c->p[2], narrow_out ? CUDA_R_16BF : CUDA_R_32F, n[7],
-        narrow ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT);
+    cublasStatus_t st =
+        x->blas->gemm(x->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6],
+                      c->p[0], type, n[5], &beta, c->p[2], narrow_out ? CUDA_R_16BF : CUDA_R_32F, n[7],
+                      narrow ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT);
     if (st == CUBLAS_STATUS_SUCCESS)
         return cudaSuccess;
     x->note = x->blas->status_text(st);

@@ -35,8 +35,8 @@ static dim3 token_block(void)
 }
 
 struct tile_args {
-    const int32_t *label;         /* [T] */
-    float *m, *s, *ly, *factor;   /* [T] */
+    const int32_t *label;       /* [T] */
+    float *m, *s, *ly, *factor; /* [T] */
     int64_t V, first;
     float cap;
 };
@@ -49,7 +49,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int64_t t = blockIdx.x, at = a.label[t] - a.first;
     const float *l = logits + t * a.V;
     float old = a.m[t], max = old, sum = 0.0f;
-    FOR_COLUMNS(c, a.V) {
+    FOR_COLUMNS(c, a.V)
+    {
         float v[VEC];
         load_some(v, l + c, a.V - c, wide);
 #pragma unroll
@@ -63,7 +64,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
     max = group_reduce(max, op_max());
     float base = max == -INFINITY ? 0.0f : max; /* nothing but the label has weight so far */
-    FOR_COLUMNS(c, a.V) {
+    FOR_COLUMNS(c, a.V)
+    {
         float v[VEC];
         load_some(v, l + c, a.V - c, wide);
 #pragma unroll
@@ -86,14 +88,9 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
 {
     int64_t T = c->n[0];
-    tile_args a = {(const int32_t *)c->p[1],
-                   (float *)c->p[2],
-                   (float *)c->p[3],
-                   (float *)c->p[4],
-                   (float *)c->p[5],
-                   c->n[1],
-                   c->n[2],
-                   c->n[3] ? (float)c->f[0] : 0.0f};
+    tile_args a = {
+        (const int32_t *)c->p[1], (float *)c->p[2], (float *)c->p[3], (float *)c->p[4],
+        (float *)c->p[5],         c->n[1],          c->n[2],          c->n[3] ? (float)c->f[0] : 0.0f};
     if (T <= 0)
         return cudaSuccess;
     if (T > INT32_MAX)
@@ -104,9 +101,8 @@ cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
     }
     return by_type(x, c->dtype, [&](auto t) {
         using P = decltype(t);
-        tile_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>((const float *)c->p[0], (P *)c->p[6], a,
-                                                                     rows_wide(a.V, c->p[0]),
-                                                                     rows_wide(a.V, c->p[6]));
+        tile_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>(
+            (const float *)c->p[0], (P *)c->p[6], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[6]));
         return cudaGetLastError();
     });
 }
@@ -120,7 +116,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (at < 0 || at >= V)
         return;
     float k = slope(ly[t], cap);
-    FOR_COLUMNS(c, C) {
+    FOR_COLUMNS(c, C)
+    {
         float v[VEC];
         load_some(v, w + at * C + c, C - c, wide);
 #pragma unroll
@@ -140,8 +137,8 @@ cudaError_t bsk_cuda_head_pick(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using W = decltype(t);
         pick_kernel<W><<<(unsigned)T, token_block(), 0, x->stream>>>(
-            (const W *)c->p[0], (const int32_t *)c->p[1], (const float *)c->p[2], (float *)c->p[3], C, c->n[2],
-            c->n[3], c->n[4] ? (float)c->f[0] : 0.0f, rows_wide(C, c->p[0], c->p[3]));
+            (const W *)c->p[0], (const int32_t *)c->p[1], (const float *)c->p[2], (float *)c->p[3], C,
+            c->n[2], c->n[3], c->n[4] ? (float)c->f[0] : 0.0f, rows_wide(C, c->p[0], c->p[3]));
         return cudaGetLastError();
     });
 }
@@ -168,7 +165,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) finish_kernel(finish_args 
         return;
     __syncthreads();
     float q = q_of_block, inv = inv_of_block;
-    FOR_COLUMNS(c, a.C) {
+    FOR_COLUMNS(c, a.C)
+    {
         float acc[VEC], wy[VEC];
         load_some(acc, a.acc + t * a.C + c, a.C - c, wide);
         load_some(wy, a.wy + t * a.C + c, a.C - c, wide);
@@ -182,9 +180,14 @@ static __global__ void __launch_bounds__(ROW_THREADS) finish_kernel(finish_args 
 cudaError_t bsk_cuda_head_finish(bsk_cuda *x, const bsk_call *c)
 {
     int64_t T = c->n[0];
-    finish_args a = {(const float *)c->p[0], (const float *)c->p[1], (const float *)c->p[2],
-                     (const float *)c->p[3], (const float *)c->p[4], (float *)c->p[5],
-                     c->n[1],                (float)c->f[0]};
+    finish_args a = {(const float *)c->p[0],
+                     (const float *)c->p[1],
+                     (const float *)c->p[2],
+                     (const float *)c->p[3],
+                     (const float *)c->p[4],
+                     (float *)c->p[5],
+                     c->n[1],
+                     (float)c->f[0]};
     if (T <= 0)
         return cudaSuccess;
     if (T > INT32_MAX)
@@ -204,7 +207,8 @@ struct dlogits_args {
     float cap, inv_count;
 };
 
-/* p = e^(l - base) / total, total = s e^(m - base) + e^(ly - base); the label's p - 1 is -sigmoid(d). */
+/* p = e^(l - base) / total, total = s e^(m - base) + e^(ly - base); the label's p - 1 is -sigmoid(d).
+ */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     dlogits_kernel(const float *logits, T *P, dlogits_args a, bool wide, bool wide_P)
@@ -221,7 +225,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
     __syncthreads();
     float scale = scale_of_block, at_label = label_of_block;
-    FOR_COLUMNS(c, a.V) {
+    FOR_COLUMNS(c, a.V)
+    {
         float v[VEC];
         load_some(v, l + c, a.V - c, wide);
 #pragma unroll
@@ -254,9 +259,8 @@ cudaError_t bsk_cuda_head_dlogits(bsk_cuda *x, const bsk_call *c)
     }
     return by_type(x, c->dtype, [&](auto t) {
         using P = decltype(t);
-        dlogits_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>((const float *)c->p[0], (P *)c->p[5],
-                                                                        a, rows_wide(a.V, c->p[0]),
-                                                                        rows_wide(a.V, c->p[5]));
+        dlogits_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>(
+            (const float *)c->p[0], (P *)c->p[5], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[5]));
         return cudaGetLastError();
     });
 }

@@ -25,8 +25,8 @@ extern "C" {
 #include "bsk.h"
 
 enum {
-    BSK_CUDA_PARTIALS = 1024,        /* f64 values that sums may leave between two kernels */
-    BSK_CUDA_BLAS_BYTES = 32 << 20,  /* workspace of the BLAS */
+    BSK_CUDA_PARTIALS = 1024,       /* f64 values that sums may leave between two kernels */
+    BSK_CUDA_BLAS_BYTES = 32 << 20, /* workspace of the BLAS */
     BSK_CUDA_MAX_HEAD_DIM = 256
 };
 

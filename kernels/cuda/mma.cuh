@@ -65,10 +65,12 @@ static __device__ inline void cp_async(void *to, const void *from, int bytes, bo
 {
     int n = there ? bytes : 0; /* the rest is filled with zeros */
     if (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                     "l"(from), "r"(n)
                      : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                     "l"(from), "r"(n)
                      : "memory");
 }
 
@@ -82,7 +84,8 @@ template <int N> static __device__ inline void cp_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Starts the copy of rows [row0, row0 + ROWS) of x, of leading dimension ld; rows from `end` on are 0. */
+/* Starts the copy of rows [row0, row0 + ROWS) of x, of leading dimension ld; rows from `end` on are 0.
+ */
 template <int ROWS, int D>
 static __device__ inline void load_tile(bf16 *tile, const bf16 *x, int64_t ld, int row0, int end)
 {
@@ -95,8 +98,8 @@ static __device__ inline void load_tile(bf16 *tile, const bf16 *x, int64_t ld, i
     }
 }
 
-/* 16 rows of C, f32 in registers, times factor (of rows l/4 and l/4+8) to rows of `tile`, which the warp
-   owns, and from there to rows [row0, min(row0+16, end)) of y. */
+/* 16 rows of C, f32 in registers, times factor (of rows l/4 and l/4+8) to rows of `tile`, which the
+   warp owns, and from there to rows [row0, min(row0+16, end)) of y. */
 template <int D>
 static __device__ inline void store_rows(bf16 *y, int64_t ld, int row0, int end, bf16 *tile,
                                          const float (&c)[D / 8][4], float factor, float factor8)

@@ -14,7 +14,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float sum = 0.0f;
     x += t * C;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + c, C - c, wide);
 #pragma unroll
@@ -24,7 +25,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     float r = 1.0f / sqrtf(group_reduce(sum, op_add()) / (float)C + eps);
     if (limit && threadIdx.x == 0)
         rstd[t] = r;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC], g[VEC];
         load_some(v, x + c, C - c, wide);
         load_some(g, w + c, C - c, wide);
@@ -61,7 +63,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     x += t * C;
     dy += t * C;
     dx += t * C;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC], d[VEC], g[VEC];
         load_some(v, x + c, C - c, wide);
         load_some(d, dy + c, C - c, wide);
@@ -71,7 +74,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             sum += d[i] * (one + g[i]) * v[i];
     }
     float mean = group_reduce(sum, op_add()) / (float)C, r = limit ? rstd[t] : 0.0f, k = mean * r * r;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC], d[VEC], g[VEC], old[VEC] = {0};
         load_some(v, x + c, C - c, wide);
         load_some(d, dy + c, C - c, wide);
@@ -123,15 +127,15 @@ static __global__ void __launch_bounds__(COLUMNS *WALKERS)
     sum[c] = (float)((double)sum[c] + acc);
 }
 
-template <class V>
-static cudaError_t columns(bsk_cuda *x, V value, void *sum, int64_t rows, int64_t C)
+template <class V> static cudaError_t columns(bsk_cuda *x, V value, void *sum, int64_t rows, int64_t C)
 {
     int64_t blocks = (C + COLUMNS - 1) / COLUMNS;
     if (rows <= 0 || blocks <= 0)
         return cudaSuccess;
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    column_kernel<<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(value, (float *)sum, rows, C);
+    column_kernel<<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(value, (float *)sum, rows,
+                                                                              C);
     return cudaGetLastError();
 }
 
@@ -159,8 +163,8 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         if (e != cudaSuccess)
             return e;
         rmsnorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            in, (const T *)c->p[1], rstd, dy, (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0,
-            rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
+            in, (const T *)c->p[1], rstd, dy, (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f,
+            c->n[3] != 0, rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
         return cudaGetLastError();
     });
 }

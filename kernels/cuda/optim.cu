@@ -41,7 +41,8 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         part[blockIdx.x] = sum;
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) sum_parts_kernel(const double *part, int n, double *out)
+static __global__ void __launch_bounds__(SUM_THREADS)
+    sum_parts_kernel(const double *part, int n, double *out)
 {
     double sum = 0.0;
     for (int i = threadIdx.x; i < n; i += SUM_THREADS)
@@ -81,7 +82,8 @@ struct adamw_args {
 
 template <class O>
 static __global__ void __launch_bounds__(MAP_THREADS)
-    adamw_kernel(float *p, const float *g, float *m, float *v, O *copy, int64_t n, adamw_args a, bool wide)
+    adamw_kernel(float *p, const float *g, float *m, float *v, O *copy, int64_t n, adamw_args a,
+                 bool wide)
 {
     int64_t at = ((int64_t)blockIdx.x * MAP_THREADS + threadIdx.x) * VEC, left = n - at;
     float pi[VEC], gi[VEC], mi[VEC], vi[VEC];
@@ -120,8 +122,8 @@ cudaError_t bsk_cuda_adamw(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->out, [&](auto t) {
         using O = decltype(t);
         adamw_kernel<O><<<(unsigned)blocks, MAP_THREADS, 0, x->stream>>>(
-            (float *)c->p[0], (const float *)c->p[1], (float *)c->p[2], (float *)c->p[3], (O *)c->p[4], n, a,
-            wide);
+            (float *)c->p[0], (const float *)c->p[1], (float *)c->p[2], (float *)c->p[3], (O *)c->p[4],
+            n, a, wide);
         return cudaGetLastError();
     });
 }

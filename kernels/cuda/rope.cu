@@ -98,14 +98,19 @@ cudaError_t bsk_cuda_rope(bsk_cuda *x, const bsk_call *c)
     }
     if (n[0] > INT32_MAX || n[1] * n[2] > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    rope_args a = {(const int32_t *)c->p[1], (const float *)c->p[2],
-                   (int)n[1],                (int)n[2],
-                   (int)n[3],                n[4] == BS_ROPE_INTERLEAVED,
-                   n[5] != 0,                (float)c->f[0]};
+    rope_args a = {(const int32_t *)c->p[1],
+                   (const float *)c->p[2],
+                   (int)n[1],
+                   (int)n[2],
+                   (int)n[3],
+                   n[4] == BS_ROPE_INTERLEAVED,
+                   n[5] != 0,
+                   (float)c->f[0]};
     bool wide = n[3] % VEC == 0 && rows_wide(n[2], c->p[0], c->p[3]);
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        rope_kernel<T><<<(unsigned)n[0], ROW_THREADS, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[3], a, wide);
+        rope_kernel<T>
+            <<<(unsigned)n[0], ROW_THREADS, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[3], a, wide);
         return cudaGetLastError();
     });
 }

@@ -11,7 +11,8 @@
 ROW_KERNEL(T) bias_kernel(T *y, const T *b, int64_t rows, int64_t C, bool wide)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC], add[VEC];
         load_some(v, y + t * C + c, C - c, wide);
         load_some(add, b + c, C - c, wide);
@@ -41,7 +42,8 @@ ROW_KERNEL(T) softmax_kernel(const T *x, T *y, int64_t rows, int64_t C, bool wid
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float max = -INFINITY, sum = 0.0f;
     x += t * C;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + c, C - c, wide);
 #pragma unroll
@@ -49,7 +51,8 @@ ROW_KERNEL(T) softmax_kernel(const T *x, T *y, int64_t rows, int64_t C, bool wid
             max = c + i < C ? fmaxf(max, v[i]) : max;
     }
     max = group_reduce(max, op_max());
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + c, C - c, wide);
 #pragma unroll
@@ -57,7 +60,8 @@ ROW_KERNEL(T) softmax_kernel(const T *x, T *y, int64_t rows, int64_t C, bool wid
             sum += c + i < C ? expf(v[i] - max) : 0.0f;
     }
     float inv = 1.0f / group_reduce(sum, op_add());
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + c, C - c, wide);
 #pragma unroll
@@ -75,17 +79,19 @@ cudaError_t bsk_cuda_softmax(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        softmax_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0], C,
-                                                             rows_wide(C, c->p[0], c->p[1]));
+        softmax_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0],
+                                                             C, rows_wide(C, c->p[0], c->p[1]));
         return cudaGetLastError();
     });
 }
 
 /* The sum of a * b over a row, in every thread of it. */
-template <class T> static __device__ inline float row_dot(const T *a, const T *b, int64_t limit, bool wide)
+template <class T>
+static __device__ inline float row_dot(const T *a, const T *b, int64_t limit, bool wide)
 {
     float sum = 0.0f;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float u[VEC], v[VEC];
         load_some(u, a + c, limit - c, wide);
         load_some(v, b + c, limit - c, wide);
@@ -101,7 +107,8 @@ ROW_KERNEL(T) softmax_bwd_kernel(const T *y, const T *dy, T *dx, int64_t rows, i
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float dot = row_dot(y + t * C, dy + t * C, limit, wide);
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float u[VEC], v[VEC];
         load_some(u, y + t * C + c, C - c, wide);
         load_some(v, dy + t * C + c, C - c, wide);
@@ -120,9 +127,9 @@ cudaError_t bsk_cuda_softmax_bwd(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        softmax_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (const T *)c->p[1],
-                                                                 (T *)c->p[2], c->n[0], C,
-                                                                 rows_wide(C, c->p[0], c->p[1], c->p[2]));
+        softmax_bwd_kernel<T>
+            <<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (const T *)c->p[1], (T *)c->p[2],
+                                                c->n[0], C, rows_wide(C, c->p[0], c->p[1], c->p[2]));
         return cudaGetLastError();
     });
 }
@@ -132,7 +139,8 @@ ROW_KERNEL(T)
 columns_kernel(const T *x, T *y, int64_t rows, int64_t C, int64_t first, int64_t n, bool wide)
 {
     int64_t t = my_row(), limit = t < rows ? n : 0;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + t * C + first + c, n - c, wide);
         store_some(y + t * n + c, v, n - c, wide);
@@ -148,8 +156,8 @@ cudaError_t bsk_cuda_columns(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         bool wide = C % VEC == 0 && first % VEC == 0 && rows_wide(n, c->p[0], c->p[1]);
-        columns_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0], C,
-                                                             first, n, wide);
+        columns_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0],
+                                                             C, first, n, wide);
         return cudaGetLastError();
     });
 }
@@ -171,8 +179,8 @@ cudaError_t bsk_cuda_columns_bwd(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        columns_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0],
-                                                                 c->n[1], c->n[2], c->n[3]);
+        columns_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1],
+                                                                 c->n[0], c->n[1], c->n[2], c->n[3]);
         return cudaGetLastError();
     });
 }
@@ -185,7 +193,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float gate = limit ? to_f32(g[t * G + column]) : 0.0f;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, x + t * C + c, C - c, wide);
 #pragma unroll
@@ -216,21 +225,22 @@ cudaError_t bsk_cuda_row_mul(bsk_cuda *x, const bsk_call *c)
     row_shape s = rows_of(c->n[0], C);
     if (s.grid == 0)
         return s.status;
-    row_scale_kernel<float, float><<<s.grid, s.block, 0, x->stream>>>(
-        (const float *)c->p[0], (const float *)c->p[1], (float *)c->p[0], c->n[0], C, 1, 0,
-        rows_wide(C, c->p[0]));
+    row_scale_kernel<float, float>
+        <<<s.grid, s.block, 0, x->stream>>>((const float *)c->p[0], (const float *)c->p[1],
+                                            (float *)c->p[0], c->n[0], C, 1, 0, rows_wide(C, c->p[0]));
     return cudaGetLastError();
 }
 
 /* dx = g * dy, dg = sum(x * dy) in its column and zero in the others; dx may be dy or x */
 ROW_KERNEL(T)
-row_scale_bwd_kernel(const T *x, const T *g, const T *dy, T *dx, T *dg, int64_t rows, int64_t C, int64_t G,
-                     int64_t column, bool wide)
+row_scale_bwd_kernel(const T *x, const T *g, const T *dy, T *dx, T *dg, int64_t rows, int64_t C,
+                     int64_t G, int64_t column, bool wide)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float dot = row_dot(x + t * C, dy + t * C, limit, wide);
     float gate = limit ? to_f32(g[t * G + column]) : 0.0f;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, dy + t * C + c, C - c, wide);
 #pragma unroll
@@ -251,8 +261,8 @@ cudaError_t bsk_cuda_row_scale_bwd(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         row_scale_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4], c->n[0],
-            C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
+            (const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4],
+            c->n[0], C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
         return cudaGetLastError();
     });
 }
@@ -263,7 +273,8 @@ ROW_KERNEL(T) gather_kernel(const T *x, const int32_t *index, T *y, int64_t n, i
 {
     int64_t i = my_row(), limit = i < n ? C : 0;
     const T *from = limit ? x + (int64_t)index[i] * C : x;
-    FOR_COLUMNS(c, limit) {
+    FOR_COLUMNS(c, limit)
+    {
         float v[VEC];
         load_some(v, from + c, C - c, wide);
         store_some(y + i * C + c, v, C - c, wide);
@@ -278,15 +289,15 @@ cudaError_t bsk_cuda_gather_rows(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        gather_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (const int32_t *)c->p[1],
-                                                            (T *)c->p[2], c->n[0], C,
-                                                            rows_wide(C, c->p[0], c->p[2]));
+        gather_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0],
+                                                            (const int32_t *)c->p[1], (T *)c->p[2],
+                                                            c->n[0], C, rows_wide(C, c->p[0], c->p[2]));
         return cudaGetLastError();
     });
 }
 
 enum {
-    SCAN = 8,       /* index entries that a thread looks at in a step */
+    SCAN = 8, /* index entries that a thread looks at in a step */
     SPAN = SCAN * ROW_THREADS
 };
 

@@ -7,7 +7,8 @@
 
 enum { HEAD_DIM = 3 }; /* n[] of both attention ops */
 
-/* operands: the first of p[], cu and lse among them, that must be aligned to what is copied at a time */
+/* operands: the first of p[], cu and lse among them, that must be aligned to what is copied at a time
+ */
 static bool tiled(const bsk_call *c, int operands)
 {
     uintptr_t bits = 0;

@@ -1,14 +1,15 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Training rows from JSONL files: {"input_ids": [...], "labels": [...]} a line; without labels every
--- token is trained, -100 is a token without loss.
+--- Training rows from JSONL files, in one of the formats of bs.rows.
 --
 -- Files are read once in full, where every row is checked; what stays in memory is one integer per row
--- (its offset and length). Rows are read again when a step needs them. Which rows make up a step is a
+-- (its offset and length). Rows are read and encoded again when a step needs them. Which rows make up a step is a
 -- function of (seed, step) and the settings alone, so a resumed run needs no state.
 --
 --   local rows = assert(data.open("train.jsonl", { decode = bs.json.decode, vocab = 151936,
 --     micro_tokens = 2048, step_tokens = 16384, seed = 1 }))
 --   for step = 1, steps do job:step(rows:step(step)) end
+local formats = require "bs.rows"
+
 local data = {}
 local loader = { __name = "bs.data" }
 loader.__index = loader
@@ -17,8 +18,8 @@ loader.__index = loader
 local LENGTH_BITS = 24
 local MAX_TOKENS = (1 << LENGTH_BITS) - 1
 local MAX_BYTES = math.maxinteger >> LENGTH_BITS
-local LISTED = 20 -- dropped rows that are named, per reason
-local NO_LOSS = -100
+local LISTED, TOLD = 20, 5 -- dropped rows that are named per reason, and those with an explanation
+local NO_LOSS = formats.NO_LOSS
 local REFUSED = 4 -- exit status: refused by the data check
 
 -- ---- settings --------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ local integer_setting = {
 
 local function settings(files, opts)
   local o = { files = type(files) == "string" and { files } or files, decode = opts.decode,
-    max_refused = opts.max_refused or 0.05 }
+    max_refused = opts.max_refused or 0.05, on_long = opts.on_long or "drop", text = opts.text }
   for key in pairs(opts) do
     if o[key] == nil and not integer_setting[key] then
       error(("bs.data: there is no setting '%s'"):format(key), 3)
@@ -51,51 +52,21 @@ local function settings(files, opts)
   if type(o.max_refused) ~= "number" or not (o.max_refused >= 0 and o.max_refused <= 1) then
     error("bs.data: max_refused is a share of the rows, 0 to 1", 3)
   end
+  if o.on_long ~= "drop" and o.on_long ~= "refuse" then
+    error("bs.data: on_long is drop or refuse", 3)
+  end
   if o.step_tokens == 0 then o.step_tokens = o.micro_tokens end
   return o
 end
 
 -- ---- one row ---------------------------------------------------------------------------------
 
-local function shown(v, text) return type(v) == "userdata" and "null" or text end
-
--- t as a list of integers 0 <= v < vocab (or -100, for labels); nil and the reason otherwise.
-local function integers(t, name, vocab, no_loss)
-  if type(t) ~= "table" then return nil, ("'%s' is %s, not a list"):format(name, shown(t, "a " .. type(t))) end
-  local n, keys = #t, 0
-  for _ in pairs(t) do keys = keys + 1 end
-  if keys ~= n then return nil, ("'%s' has names or nulls; it must be a list"):format(name) end
-  for i = 1, n do
-    local v = t[i]
-    local int = math.type(v) and math.tointeger(v)
-    if not int then return nil, ("%s[%d] is %s, not an integer"):format(name, i - 1, shown(v, tostring(v))) end
-    if (int < 0 or int >= vocab) and int ~= no_loss then
-      return nil, ("%s[%d] is %d; %s0..%d is expected (the vocabulary)"):format(name, i - 1, int,
-        no_loss and "-100 or " or "", vocab - 1)
-    end
-    t[i] = int
-  end
-  return t
-end
-
 -- ids, labels of one line; nil and the reason when it is no row.
 local function parse(self, line)
   local ok, row, why = pcall(self.cfg.decode, line)
   if not ok then return nil, "not JSON: " .. tostring(row) end
-  if type(row) ~= "table" then
-    return nil, row == nil and "not JSON: " .. tostring(why or "no value") or "not a JSON object"
-  end
-  local vocab = self.cfg.vocab
-  if row.input_ids == nil then return nil, "no field 'input_ids'" end
-  local ids, bad = integers(row.input_ids, "input_ids", vocab)
-  if not ids then return nil, bad end
-  if row.labels == nil then return ids, ids end
-  local labels, why_not = integers(row.labels, "labels", vocab, NO_LOSS)
-  if not labels then return nil, why_not end
-  if #labels ~= #ids then
-    return nil, ("%d input_ids and %d labels; they must be as many"):format(#ids, #labels)
-  end
-  return ids, labels
+  if row == nil then return nil, "not JSON: " .. tostring(why or "no value") end
+  return self.format:encode(row)
 end
 
 -- Label t trains position t-1, so the first one trains nothing.
@@ -109,26 +80,25 @@ end
 
 -- ---- the first reading -----------------------------------------------------------------------
 
-local function drop(reason, where)
+local function drop(reason, where, most)
   reason.count = reason.count + 1
-  if #reason.rows < LISTED then reason.rows[#reason.rows + 1] = where end
+  if #reason.rows < (most or LISTED) then reason.rows[#reason.rows + 1] = where end
 end
 
 local function take(self, line, where, offset)
   local s = self.stats
-  local ids, labels = parse(self, line)
-  if not ids then return nil, ("%s: %s"):format(where, labels), REFUSED end
   s.rows = s.rows + 1
+  local ids, labels = parse(self, line)
+  if not ids then return drop(s.bad, ("%s: %s"):format(where, labels), TOLD) end
   local n = trained(labels)
   if #ids > self.cfg.micro_tokens then
-    drop(s.too_long, where)
+    return drop(s.too_long, where)
   elseif n == 0 then
-    drop(s.untrained, where)
-  else
-    self.index[#self.index + 1] = offset << LENGTH_BITS | #ids
-    s.tokens, s.trained = s.tokens + #ids, s.trained + n
+    return drop(s.untrained, where)
   end
-  return true
+  self.index[#self.index + 1] = offset << LENGTH_BITS | #ids
+  s.tokens, s.trained = s.tokens + #ids, s.trained + n
+  s.longest = math.max(s.longest, #ids)
 end
 
 local function read_file(self, file)
@@ -142,8 +112,7 @@ local function read_file(self, file)
     at = at + #line
     if number == 1 and line:sub(1, 3) == "\xEF\xBB\xBF" then start, text = 3, line:sub(4) end
     if text:find("%S") then
-      local ok, msg, code = take(self, text, ("%s:%d"):format(file.path, number), file.base + start)
-      if not ok then return nil, msg, code end
+      take(self, text, ("%s:%d"):format(file.path, number), file.base + start)
     end
   end
   file.bytes = at
@@ -173,22 +142,28 @@ end
 -- "2 of 40 rows were dropped; 2 longer than micro_tokens=512 (a.jsonl:7, a.jsonl:9)".
 local function dropped(self)
   local s = self.stats
-  return ("%d of %d rows were dropped%s%s"):format(s.rows - #self.index, s.rows,
+  return ("%d of %d rows were dropped%s%s%s"):format(s.rows - #self.index, s.rows,
+    reason_text(s.bad, "that cannot be used"),
     reason_text(s.too_long, ("longer than micro_tokens=%d"):format(self.cfg.micro_tokens)),
     reason_text(s.untrained, "without a trained token"))
 end
 
---- One line: rows, tokens, and which rows were dropped and why.
+--- One line: format, rows, tokens, and which rows were dropped and why.
 function loader:describe()
-  local s = self.stats
-  local text = ("%d rows, %d tokens, %d of them trained"):format(#self.index, s.tokens, s.trained)
-  return #self.index == s.rows and text or text .. "; " .. dropped(self)
+  local s, unused = self.stats, self.format:ignored()
+  local text = ("%s: %d rows, %d tokens, %d of them trained, longest row %d"):format(self.format:name(),
+    #self.index, s.tokens, s.trained, s.longest)
+  if #self.index ~= s.rows then text = text .. "; " .. dropped(self) end
+  return #unused == 0 and text or text .. "; fields not used: " .. table.concat(unused, ", ")
 end
 
 local function judge(self)
   local rows, kept = self.stats.rows, #self.index
   if rows == 0 then
     return nil, ("data refused: no row in %s"):format(table.concat(self.cfg.files, ", ")), REFUSED
+  end
+  if self.cfg.on_long == "refuse" and self.stats.too_long.count > 0 then
+    return nil, ("data refused: %s; on_long=drop leaves the long ones out"):format(dropped(self)), REFUSED
   end
   if kept == 0 or rows - kept > self.cfg.max_refused * rows then
     return nil, ("data refused: %s; at most %g %% may be (max_refused=)"):format(dropped(self),
@@ -197,17 +172,20 @@ local function judge(self)
   return true
 end
 
---- Open and check the files (a path or a list). opts: decode (JSON text -> value), vocab,
--- micro_tokens; step_tokens (of a step at most, default micro_tokens; only a single row may exceed
--- it), micros (of a step) and rows (of a micro-batch) at most; seed; max_refused (share of
--- the rows that may be dropped, default 0.05). Returns a loader, or nil, a message and the exit
--- status: 4 when the data is refused, 1 when a file cannot be read. loader.stats: rows; tokens and
--- trained of those kept; too_long, untrained = {count, rows = the first of them as "file:line"}.
+--- Open and check the files (a path or a list). opts: decode (JSON text -> value), vocab, micro_tokens;
+-- text (see rows.text; without it rows of input_ids only); step_tokens (of a step at most, default
+-- micro_tokens; only a single row may exceed it), micros (of a step) and rows (of a micro-batch) at most;
+-- seed; max_refused (share of the rows that may be dropped, default 0.05); on_long ("drop", or "refuse"
+-- the data). Returns a loader, or nil, a message and the exit status: 4 when the data is refused, 1 when a
+-- file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad, too_long,
+-- untrained = {count, rows = the first of them as "file:line", with the reason where it is bad}.
 function data.open(files, opts)
   local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
   self.first = { [0] = 1 } -- epoch -> its first step
-  self.stats = { rows = 0, tokens = 0, trained = 0, too_long = { count = 0, rows = {} },
-    untrained = { count = 0, rows = {} } }
+  self.format = formats.new(self.cfg.vocab, self.cfg.text)
+  local function none() return { count = 0, rows = {} } end
+  self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(), too_long = none(),
+    untrained = none() }
   local ok, msg, code = open_files(self)
   if ok then ok, msg, code = judge(self) end
   if ok then return self end
@@ -378,6 +356,14 @@ function loader:step(step)
   end
   local c, i = locate(self, step)
   return part(self, c, i)
+end
+
+--- The first usable row as text or ids, with what is trained in [brackets]; how many tokens are, and of how
+-- many.
+function loader:preview()
+  local ids, labels = fetch(self, 0)
+  local text, n = formats.preview(ids, labels, self.format.tokenizer)
+  return text, n, #ids
 end
 
 local function in_order(self)

@@ -47,6 +47,16 @@ local function get_sum(job, key, j) return bs.op.activation(job.store:get(key, j
 
 local handler = {}
 
+handler[K.embed] = function(job, run, v)
+  local scale = job.model.config.embed_scale
+  for j = 0, run.micros - 1 do
+    local _ <close> = enter(job, run, v, j, false)
+    local x = bs.op.embed(job.engine, job.weights.embed)
+    job.store:put(job.keys.h[0], j, scale and x * scale or x)
+  end
+  observe(run, job, "hidden", 0)
+end
+
 handler[K.forward] = function(job, run, v)
   local fam, c, w, h = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys.h
   for j = 0, run.micros - 1 do
@@ -220,7 +230,7 @@ end
 -- lowest, input_gradient(layer) -> bool, observe, ahead = fn called before the last visits}.
 function driver.segment(job, run, n)
   run.hashes = {}
-  gather_embeddings(job, run)
+  if not job.model.embed then gather_embeddings(job, run) end
   for i = 1, n do
     local v = job.stream:next()
     -- Boundaries that left the device come back one visit ahead.

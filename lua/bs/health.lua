@@ -72,7 +72,8 @@ function health.diagnose(job, micros, what)
   local unchanged = "nothing was changed by this step"
   local parameter = bad_parameter(job)
   if parameter then
-    bs.fail(5, "%s is not finite: the adapter's '%s' holds NaN or infinity; %s", what, parameter, unchanged)
+    bs.fail(5, "%s is not finite: %s '%s' holds NaN or infinity; %s", what,
+      job.model.updatable and "the weight" or "the adapter's", parameter, unchanged)
   end
   local boundary = first_bad_boundary(job, micros)
   local m = job.model

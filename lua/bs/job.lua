@@ -5,15 +5,19 @@
 --   job:step(micros)          one optimizer step        job:eval(batches)   mean loss
 --   job:run{...}              the training loop         job:close()
 --
+-- trainable: "lora"; "none"; or "base", the model's own weights: gradients anywhere, updates where home="gpu"
+-- and every tensor is stored as f32 (AdamW decays all of them alike, norms too).
 -- A micro-batch is {row_len = {...}, ids = {...}, labels = {...} or nil, row_id = {...} or nil}.
 local bs = require "bs"
 local adapter = require "bs.adapter"
 local args = require "bs.args"
+local checkpoint = require "bs.checkpoint"
 local lora = require "bs.lora"
 local model = require "bs.model"
 local nn = require "bs.nn"
 local plan = require "bs.plan"
 local program = require "bs.program"
+local run = require "bs.run"
 local save = require "bs.save"
 
 local job = {}
@@ -111,22 +115,33 @@ local function choose_trainables(self)
   for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
 end
 
+-- Every weight as a parameter: name -> id, and with an updatable model where the homes are, which the
+-- parameters are told when they are filled.
 local function register_base(self, params)
-  local m, base = self.model, {}
-  local function add(name, rows, cols)
-    if not base[name] then base[name] = params:add_base(name, rows, cols) end
-  end
-  model.each_part(m, function(part)
-    for _, name in ipairs(part.order) do
-      local dims = part.tensor[name].dims
-      add(part.prefix .. name, #dims == 2 and dims[1] or 1, dims[#dims])
+  local m, base, homes = self.model, {}, {}
+  local function add(name, rows, cols, block, tensor)
+    if base[name] then return end
+    local id = params:add_base(name, rows, cols)
+    base[name] = id
+    if m.updatable then
+      params:update_base(id, rows, cols)
+      homes[#homes + 1] = { id = id, block = block, tensor = tensor }
     end
-  end)
-  for _, name in ipairs(m.norm.order) do add(name, 1, m.config.channels) end
-  add(m.family.embed.name, m.config.vocab, m.config.channels)
-  add(m.head_name, m.config.vocab, m.config.channels)
-  if m.family.head.bias then add(m.family.head.bias, m.config.vocab, 1) end
-  return base
+  end
+  local function add_part(part)
+    for _, name in ipairs(part.order) do
+      local t, rows = part.tensor[name], 1
+      for i = 1, #t.dims - 1 do rows = rows * t.dims[i] end
+      add(part.prefix .. name, rows, t.dims[#t.dims], part.block, t.id)
+    end
+  end
+  model.each_part(m, add_part)
+  add_part(m.norm)
+  local c, embed, tile = m.config, m.embed or {}, m.tiles[1]
+  add(m.family.embed.name, c.vocab, c.channels, embed.block, embed.id)
+  add(m.head_name, c.vocab, c.channels, tile.block, tile.id)
+  if m.family.head.bias then add(m.family.head.bias, c.vocab, 1, tile.block, tile.bias) end
+  return base, homes
 end
 
 -- ---- objects on an engine --------------------------------------------------------------------------
@@ -207,7 +222,8 @@ local function build(self, device, choice, pool_bytes)
   if cfg.trainable ~= "none" or cfg.adapter then
     o.params = bs.params.open(e)
     if cfg.trainable == "none" then o.params:freeze() end
-    o.base = cfg.trainable == "base" and register_base(self, o.params) or {}
+    o.base = {}
+    if cfg.trainable == "base" then o.base, o.base_homes = register_base(self, o.params) end
     trainer = { params = o.params, adapter = lora.register(m, self.adapters, o.params), base = o.base }
     o.params:seal()
   end
@@ -304,6 +320,7 @@ function job.new(cfg)
   self.device, compute = open_device(self.cfg)
   self.model = model.open(self.cfg.model, {
     family = self.cfg.family, group = self.cfg.group, compute = compute,
+    update = self.cfg.trainable == "base" and self.cfg.home == "gpu",
   })
   choose_trainables(self)
   local trains = self.cfg.trainable ~= "none"
@@ -334,6 +351,27 @@ function methods:weight_bytes()
   local n = 0
   for b = 0, self.model.n_blocks - 1 do n = n + self.model.manifest:block_info(b).payload end
   return n
+end
+
+--- The training loop (see bs.run).
+function methods:run(o) return run.train(self, o) end
+
+--- Write the weights of a job with trainable="base", as its steps have left them, as a checkpoint folder
+-- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.
+function methods:save_base(dir, opts)
+  if self.cfg.trainable ~= "base" then
+    bs.fail(2, 'save_base: trainable="%s" changes no weight of the model; save(dir) writes the adapter',
+      self.cfg.trainable)
+  end
+  local dtype, values = opts and opts.dtype or "f32", self:parameters()
+  local arrays = checkpoint.others(self.model.checkpoint, values)
+  if self.model.tied then arrays[self.model.family.head.weight] = nil end
+  for name, value in pairs(values) do
+    local dims = self.model.checkpoint.tensors[name].dims
+    if #dims ~= 2 then value = bs.array.new("f32", dims, value:bytes()) end
+    arrays[name] = dtype == "f32" and value or value:cast(dtype)
+  end
+  checkpoint.write(dir, self.model.checkpoint.config, arrays, dtype)
 end
 
 --- Save the adapter as a PEFT folder, tested (save.lua).

@@ -9,6 +9,7 @@ local model = {}
 
 local function add_tensor(self, block, spec, full)
   local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
+  if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or full end
   return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
 end
 
@@ -60,9 +61,23 @@ local function add_staged(self, i, group)
   return layer
 end
 
+-- Rows of the vocabulary as a block of their own.
+local function add_vocab(self, name, kind, t, first, n, bias)
+  local c, row = self.config, t.bytes // self.config.vocab
+  local b = { block = self.manifest:block(name, kind), first = first, n = n }
+  b.id = self.manifest:tensor(b.block, t.name, t.dtype, { n, c.channels }, self.manifest:file(t.path),
+    t.offset + first * row)
+  if bias then
+    b.bias = self.manifest:tensor(b.block, bias.name, bias.dtype, { n }, self.manifest:file(bias.path),
+      bias.offset + first * (bias.bytes // c.vocab))
+  end
+  return b
+end
+
 -- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
--- experts do not count, so that their size changes no bits of the head.
-local function add_tiles(self, largest)
+-- experts do not count, so that their size changes no bits of the head. Each tile is a block; with `whole`
+-- the head is one block and tiles are rows of it, the embedding another, or the same where they are tied.
+local function add_tiles(self, largest, update)
   local c, fam = self.config, self.family
   local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
   local name = fam.head.weight
@@ -72,20 +87,22 @@ local function add_tiles(self, largest)
   self.tied = name == fam.embed.name
   local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
   local bias = fam.head.bias and checkpoint.tensor(self.checkpoint, fam.head.bias, { c.vocab })
-  local row = t.bytes // c.vocab
-  local rows = math.min(math.max(largest // row // 64 * 64, 64), c.vocab)
+  for _, x in ipairs { embed, t, bias } do
+    if x.dtype ~= "f32" then self.not_f32 = self.not_f32 or x.name end
+  end
+  self.updatable = update and not self.not_f32
+  local whole
+  if self.updatable then
+    self.embed = add_vocab(self, "embed", "embed", embed, 0, c.vocab, self.tied and bias)
+    whole = self.tied and self.embed or add_vocab(self, "head", "tile", t, 0, c.vocab, bias)
+  end
+  local rows = math.min(math.max(largest // (t.bytes // c.vocab) // 64 * 64, 64), c.vocab)
   self.tile_rows, self.tiles = rows, {}
-  local file = self.manifest:file(t.path)
   for first = 0, c.vocab - 1, rows do
     local n = math.min(rows, c.vocab - first)
-    local block = self.manifest:block(("head.%d"):format(first), "tile")
-    local id = self.manifest:tensor(block, name, t.dtype, { n, c.channels }, file, t.offset + first * row)
-    local tile = { block = block, id = id, first = first, n = n }
-    if bias then
-      tile.bias = self.manifest:tensor(block, fam.head.bias, bias.dtype, { n }, self.manifest:file(bias.path),
-        bias.offset + first * (bias.bytes // c.vocab))
-    end
-    self.tiles[#self.tiles + 1] = tile
+    self.tiles[#self.tiles + 1] = whole
+      and { block = whole.block, id = whole.id, bias = whole.bias, first = first, n = n, part = true }
+      or add_vocab(self, ("head.%d"):format(first), "tile", t, first, n, bias)
   end
   self.rows = self.manifest:rows(fam.embed.name, embed.dtype, c.vocab, c.channels,
     self.manifest:file(embed.path), embed.offset)
@@ -125,9 +142,10 @@ local function embed_scale(self)
 end
 
 --- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
--- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. Returns the model: family,
--- config (the family's numbers), compute, embed_scale, manifest, layers[i] (0-based), norm, final_norm(c, w, x),
--- tiles, rows.
+-- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. opts.update: lay blocks out so
+-- that gpu homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the
+-- way. Returns the model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i]
+-- (0-based), norm, final_norm(c, w, x), tiles, rows, and with updatable: embed.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
@@ -148,7 +166,7 @@ function model.open(dir, opts)
   for i = 0, c.layers - 1 do
     largest = math.max(largest, mix_bytes(self, i))
   end
-  add_tiles(self, largest)
+  add_tiles(self, largest, opts and opts.update)
   self.manifest:finish()
   self.n_blocks = self.manifest:blocks()
   self.expand_bytes = 0
@@ -184,6 +202,37 @@ function model.each_linear(self, fn)
   end)
 end
 
+--- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
+-- vectors as they leave their input alone. opts.seed, opts.family.
+function model.create(dir, hf, opts)
+  local fam = opts and opts.family or family.find(hf)
+  local c, seed, arrays = fam.config(hf), opts and opts.seed or 1, {}
+  local function add(name, dims)
+    local a = bs.array.new("f32", dims)
+    if #dims > 1 then
+      a:uniform(1 / math.sqrt(dims[#dims]), seed, name)
+    elseif not name:match("bias$") and not c.norm_one_plus then
+      for i = 1, dims[1] do a:set(i, 1) end
+    end
+    arrays[name] = a
+  end
+  local function add_all(prefix, specs)
+    for _, t in ipairs(specs) do add(prefix .. t.name, t.dims) end
+  end
+  for i = 0, c.layers - 1 do
+    add_all(fam.prefix(i), fam.tensors(c, i))
+    if fam.stages and (not fam.staged or fam.staged(c, i)) then
+      for e = 0, fam.experts(c, i) - 1 do add_all(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
+    end
+  end
+  add(fam.embed.name, { c.vocab, c.channels })
+  if not c.tied then add(fam.head.weight, { c.vocab, c.channels }) end
+  add(fam.head.norm, { c.channels })
+  if fam.head.norm_bias then add(fam.head.norm_bias, { c.channels }) end
+  if fam.head.bias then add(fam.head.bias, { c.vocab }) end
+  checkpoint.write(dir, hf, arrays, "f32")
+end
+
 -- A linear applies itself when called; everything else of `w` is the weight object.
 local linear_mt = { __call = function(self, x) return bs.op.linear(x, self.linear) end }
 
@@ -197,10 +246,11 @@ local function place(tree, path, value)
   tree[keys[#keys]] = value
 end
 
--- A weight object; `first`: the row of the parameter where it begins (the head's tiles).
-local function bind_weight(self, e, block, id, trainer, full, first)
+-- A weight object; `tile`: which rows of the parameter, and where it is a part also of the block's tensor.
+local function bind_weight(self, e, block, id, trainer, full, tile)
   local param = trainer and trainer.base[full]
-  return bs.weight.new(e, self.manifest, block, id, param and trainer.params, param, param and first)
+  return bs.weight.new(e, self.manifest, block, id, param and trainer.params, param, tile and tile.first,
+    tile and tile.part and tile.n)
 end
 
 -- A vector, or {weight, bias} of a norm that has both.
@@ -246,12 +296,13 @@ function model.bind(self, e, trainer)
       for k, part in pairs(g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
     end
   end
-  local head = self.family.head
+  local head, embed = self.family.head, self.embed
+  if embed then w.embed = bind_weight(self, e, embed.block, embed.id, trainer, self.family.embed.name) end
   w.head = { norm = bind_norm(self, e, self.norm, head.norm, head.norm_bias, trainer) }
   for i, tile in ipairs(self.tiles) do
-    w.tiles[i] = { weight = bind_weight(self, e, tile.block, tile.id, trainer, self.head_name, tile.first) }
+    w.tiles[i] = { weight = bind_weight(self, e, tile.block, tile.id, trainer, self.head_name, tile) }
     if tile.bias then
-      w.tiles[i].bias = bind_weight(self, e, tile.block, tile.bias, trainer, head.bias, tile.first)
+      w.tiles[i].bias = bind_weight(self, e, tile.block, tile.bias, trainer, head.bias, tile)
     end
   end
   return w

@@ -22,7 +22,8 @@ local function work_of(job, list)
     local params = m.manifest:block_info(v.block).payload / 2
     local factor = 2
     if v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
-    elseif v.kind == K.tile then factor = 4 end
+    elseif v.kind == K.tile then factor = 4
+    elseif v.kind == K.embed then factor = 0 end
     work[i] = factor * params * tokens
   end
   return work
@@ -150,7 +151,7 @@ local function candidates(job)
   end
   local boundaries = one_of(cfg.boundaries, { "device", "host" })
   local slots, staging = one_of(cfg.dev_slots, { 3, 2, 1 }), one_of(cfg.host_slots, { 3, 2, 1 })
-  local row_homes = cfg.home == "disk" and { "disk" } or cfg.home ~= "auto" and { "ram" }
+  local row_homes = (cfg.home == "disk" or job.model.updatable) and { "disk" } or cfg.home ~= "auto" and { "ram" }
     or { "ram", "disk" }
   for _, s in ipairs(slots) do
     for _, h in ipairs(staging) do

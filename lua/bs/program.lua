@@ -1,12 +1,13 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Programs: the visits of a step in their order, known before it starts. A visit names a block and
--- what the driver does with it (`kind`), for all micro-batches at once.
+-- what the driver does with it (`kind`), for all micro-batches at once. Embeddings are gathered on the host
+-- before the first visit, but where they can be updated: there the table is a block (`embed`).
 local program = {}
 
 --- Kinds of visits. `remix` is a mix forward without tape in the backward half of a staged layer.
 program.kind = {
   forward = 1, backward = 2, mix = 3, experts = 4, remix = 5, experts_backward = 6, mix_backward = 7,
-  norm = 8, tile = 9, tile_gradient = 10, norm_backward = 11,
+  norm = 8, tile = 9, tile_gradient = 10, norm_backward = 11, embed = 12,
 }
 local K = program.kind
 program.kind_name = {}
@@ -17,6 +18,7 @@ local function visit(list, block, kind, layer, stage)
 end
 
 local function forward_layers(list, m)
+  if m.embed then visit(list, m.embed.block, K.embed, 0) end
   for i = 0, m.config.layers - 1 do
     local layer = m.layers[i]
     if layer.groups then

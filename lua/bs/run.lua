@@ -1,9 +1,16 @@
 -- SPDX-License-Identifier: Apache-2.0
---- The training loop: steps over a data set, evaluation, progress lines, the saved adapter.
+--- The training loop: steps over a data set, evaluation, progress lines, the saved adapter. While it runs,
+-- the first SIGINT or SIGTERM ends it at the border of a step; the program ends by that signal.
 local bs = require "bs"
 local plan = require "bs.plan"
+local schedule = require "bs.schedule"
 
 local run = {}
+
+-- The signals are the host program's; under a stock lua there is no such module.
+local host = package.preload["bs.host"] and require "bs.host"
+
+local function interrupted() return host and host.interrupted() end
 
 local function clock(seconds)
   local n = math.floor(seconds + 0.5)
@@ -33,50 +40,80 @@ function run.residency(job, before, after)
     mb(after.link - before.link), 100 * (after.disk_stall - before.disk_stall) / seconds)
 end
 
---- Mean loss over all rows of a data set, weighted by trained tokens.
+--- Mean loss over all rows of a data set, weighted by trained tokens; nil when a signal came.
 function run.evaluate(job, data)
   local sum, n = 0, 0
   for i = 1, data:passes() do
+    if interrupted() then return nil end
     local loss, count = job:walk(data:pass(i), "loss")
     sum, n = sum + loss * count, n + count
   end
   return sum / n
 end
 
---- Train. o: {data, valid, steps, lr, weight_decay, clip, eval_every, out, say}. say(fmt, ...) prints a line.
--- Returns {first_eval, last_eval, losses, seconds, read_per_step}.
+local function held_out(job, o, when)
+  local loss = o.valid and run.evaluate(job, o.valid)
+  if loss then o.say("held-out loss %s %.4f (perplexity %.3f)", when, loss, math.exp(loss)) end
+  return loss or nil
+end
+
+local function one_step(job, o, step, result)
+  local before = counters(job)
+  local micros = o.data:step(step)
+  local ready = bs.now()
+  local lr = result.rate(step)
+  local r = job:step(micros, {
+    lr = lr, weight_decay = o.weight_decay, clip = o.clip, next = step < o.steps and not result.eval_due(step),
+  })
+  local after = counters(job)
+  result.steps, result.tokens = step, result.tokens + r.tokens
+  result.losses[step], result.reads[step] = r.loss, after.disk - before.disk
+  result.data_seconds = result.data_seconds + ready - before.time
+  result.step_seconds = result.step_seconds + after.time - before.time
+  o.say("step %d/%d | loss %.4f | lr %.2e | norm %.3f | %d tokens, %d trained | %.0f tok/s | %s left", step, o.steps,
+    r.loss, lr, r.norm, r.tokens, r.labelled, result.tokens / result.step_seconds,
+    clock(result.step_seconds / step * (o.steps - step)))
+  if step <= 2 or step % 10 == 0 or step == o.steps then o.say("  %s", run.residency(job, before, after)) end
+end
+
+local function save(job, o, result)
+  if not o.out or o.out == "" or result.steps == 0 then return end
+  job:save(o.out)
+  result.saved = true
+  o.say("adapter saved in %s", o.out)
+end
+
+--- Train. o: {data, steps, lr, schedule and warmup (see bs.schedule; default constant), weight_decay, clip,
+-- valid and eval_every (held-out rows are evaluated before, every so many steps, and at the end), out (folder
+-- of the adapter; it is saved before the last evaluation), say(fmt, ...) prints a line}. Returns {steps,
+-- tokens, losses, reads, first_eval, last_eval, seconds, step_seconds, data_seconds, saved, interrupted =
+-- "INT" or "TERM"}.
 function run.train(job, o)
-  local say, result = o.say, { losses = {}, reads = {} }
-  if o.valid then
-    result.first_eval = run.evaluate(job, o.valid)
-    say("held-out loss before training %.4f", result.first_eval)
-  end
-  local start, tokens = bs.now(), 0
+  local _ <close> = host and host.hold()
+  local every, start = o.valid and o.eval_every or 0, bs.now()
+  local result = {
+    steps = 0, tokens = 0, losses = {}, reads = {}, step_seconds = 0, data_seconds = 0,
+    rate = schedule.new { lr = o.lr, steps = o.steps, kind = o.schedule, warmup = o.warmup },
+    eval_due = function(step) return every > 0 and step % every == 0 and step < o.steps end,
+  }
+  result.first_eval = held_out(job, o, "before training")
   for step = 1, o.steps do
-    local eval_now = o.valid and (step == o.steps or o.eval_every > 0 and step % o.eval_every == 0)
-    local before = counters(job)
-    local r = job:step(o.data:step(step), {
-      lr = o.lr, weight_decay = o.weight_decay, clip = o.clip, next = step < o.steps and not eval_now,
-    })
-    local after = counters(job)
-    tokens = tokens + r.tokens
-    result.losses[step], result.reads[step] = r.loss, after.disk - before.disk
-    local elapsed = bs.now() - start
-    say("step %d/%d | loss %.4f | norm %.3f | %d tokens, %d trained | %.0f tok/s | %s left", step, o.steps, r.loss,
-      r.norm, r.tokens, r.labelled, tokens / elapsed, clock(elapsed / step * (o.steps - step)))
-    if step <= 2 or step % 10 == 0 or step == o.steps then
-      say("  %s", run.residency(job, before, after))
-    end
-    if eval_now then
-      result.last_eval = run.evaluate(job, o.valid)
-      say("held-out loss after step %d %.4f", step, result.last_eval)
+    if interrupted() then break end
+    one_step(job, o, step, result)
+    if result.eval_due(step) then
+      result.last_eval = held_out(job, o, ("after step %d"):format(step)) or result.last_eval
     end
   end
+  result.interrupted = interrupted()
+  if result.interrupted then
+    o.say("stopped by SIG%s after step %d of %d", result.interrupted, result.steps, o.steps)
+  end
+  save(job, o, result)
+  if not result.interrupted then
+    result.last_eval = held_out(job, o, ("after step %d"):format(result.steps)) or result.last_eval
+  end
+  result.interrupted = interrupted()
   result.seconds = bs.now() - start
-  if o.out and o.out ~= "" then
-    job:save(o.out)
-    say("adapter saved in %s", o.out)
-  end
   return result
 end
 

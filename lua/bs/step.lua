@@ -95,6 +95,21 @@ local optimizer_defaults = {
 local step_options = { apply = true, next = true }
 for key in pairs(optimizer_defaults) do step_options[key] = true end
 
+-- Where weights can be updated their parameters are told the homes, once a pass has filled them.
+local function find_homes(self)
+  for _, h in ipairs(self.base_homes) do self.params:update_base(h.id, self.stream, h.block, h.tensor) end
+  self.base_homes = {}
+end
+
+local function check_update(self)
+  local m = self.model
+  if self.cfg.trainable ~= "base" or m.updatable then return end
+  bs.fail(2, 'trainable="base": weights are updated where every block\'s home is the device and every tensor '
+    .. "is stored as f32; %s (apply=false gives the gradients)", self.cfg.home ~= "gpu"
+    and ('here home="%s", home="gpu" is needed'):format(self.cfg.home)
+    or ("here '%s' is stored as %s"):format(m.not_f32, m.checkpoint.tensors[m.not_f32].dtype))
+end
+
 --- One optimizer step over a list of micro-batches. opts: lr, beta1, beta2, eps, weight_decay, clip,
 -- apply (default true), next (the same program follows). Returns {loss, norm, tokens, labelled}.
 -- A step is a transaction: if anything is raised, parameters are what they were before it.
@@ -106,6 +121,7 @@ function methods:step(micros, opts)
         table.concat(args.nearest(tostring(key), step_options), ", "))
     end
   end
+  if opts.apply ~= false then check_update(self) end
   local loss, count = self:forward_backward(micros, { step = self.steps_done + 1, next = opts.next })
   local norm = self.params:norm()
   for _, check in ipairs { { "loss", loss }, { "the gradient's norm", norm } } do
@@ -118,6 +134,7 @@ function methods:step(micros, opts)
   if opts.apply ~= false then
     local o = { step = self.steps_done + 1 }
     for key, default in pairs(optimizer_defaults) do o[key] = opts[key] or default end
+    if self.base_homes then find_homes(self) end
     self.params:apply(o, norm)
     self.steps_done = self.steps_done + 1
   end
@@ -133,9 +150,13 @@ function methods:gradients()
   return out
 end
 
---- Parameter values: name -> array (adapters).
+--- Parameter values: name -> array: of adapters, and of weights that are updated (after a first pass).
 function methods:parameters()
   local out = {}
+  if self.model.updatable then
+    find_homes(self)
+    for name, id in pairs(self.base) do out[name] = self.params:get(id) end
+  end
   for _, a in ipairs(self.adapters) do
     for _, id in ipairs { a.a, a.b } do out[self.params:name(id)] = self.params:get(id) end
   end

@@ -56,6 +56,17 @@ void bs_array_free(bs_array *a)
     bsi_free(a);
 }
 
+bs_status bs_array_uniform(bs_array *a, double bound, uint64_t seed, const char *name)
+{
+    uint32_t key[2];
+    if (a->dtype != BS_DTYPE_F32)
+        return bsi_fail(BS_DTYPE, "array: %s cannot be filled at random; f32 is expected, cast it then",
+                        bs_dtype_name(a->dtype));
+    bsi_philox_key(seed, name, key);
+    bsi_fill_uniform(a->data, 0, bs_array_count(a), (float)bound, key);
+    return BS_OK;
+}
+
 int64_t bs_array_count(const bs_array *a)
 {
     return (int64_t)(a->bytes / bs_dtype_size(a->dtype));

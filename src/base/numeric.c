@@ -36,6 +36,17 @@ void bsi_philox_key(uint64_t seed, const char *name, uint32_t key[2])
     key[1] = (uint32_t)(h >> 32);
 }
 
+void bsi_fill_uniform(float *to, int64_t first, int64_t n, float bound, const uint32_t key[2])
+{
+    uint32_t word[4] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)(first + i), block = at / 4;
+        if (at % 4 == 0)
+            bsi_philox((const uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, key, word);
+        to[i] = (2.0f * bsi_uniform(word[at % 4]) - 1.0f) * bound;
+    }
+}
+
 /* One round of a 64-bit mix (the finaliser of splitmix64) over 8-byte words: not cryptographic; used to
    tell results apart. */
 static uint64_t mix(uint64_t h)

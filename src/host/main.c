@@ -248,6 +248,7 @@ int main(int argc, char **argv)
     }
     if (o.version)
         printf("bslua %s  %s\n", bs_version(), LUA_COPYRIGHT);
+    signal(SIGXFSZ, SIG_IGN); /* a log that may not grow is no reason to lose the run: writes fail instead */
     lua_State *L = luaL_newstate();
     if (!L) {
         fputs("bslua: not enough memory\n", stderr);

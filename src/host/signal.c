@@ -7,18 +7,20 @@
 ** second signal helps.
 **
 ** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one
-** is only noted, and the next ones act as said above.
+** is only noted, with a line on stderr, and the next ones act as said above.
 */
 #include "host/host.h"
 
 #include "bs.h"
 #include "lua/bsl.h"
 
+#include <errno.h>
 #include <lauxlib.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <unistd.h>
 
 static lua_State *main_state; /* both are set before the handler is installed */
 static pthread_t main_thread;
@@ -40,6 +42,15 @@ static void install(int sig, void (*handler)(int))
     sigaction(sig, &sa, NULL); /* fails only for a signal number that does not exist */
 }
 
+/* Callable from a signal handler. */
+static void tell_held(void)
+{
+    static const char text[] = "bslua: stopping at the next good place; the same again stops at once\n";
+    int kept = errno;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+        errno = kept;
+}
+
 static void on_signal(int sig)
 {
     /* Threads of other libraries (a BLAS) do not block signals as ours do. */
@@ -49,8 +60,10 @@ static void on_signal(int sig)
     }
     bool first = noted == 0;
     noted = sig;
-    if (held && first)
+    if (held && first) {
+        tell_held();
         return;
+    }
     acted = 1;
     install(sig, SIG_DFL);
     bs_cancel(true);

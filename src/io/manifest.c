@@ -401,6 +401,24 @@ const bs_tensor_info *bs_manifest_tensor(const bs_manifest *m, int at, int tenso
     return b && tensor >= 0 && tensor < b->n_tensors ? &m->block[at].tensor[tensor] : NULL;
 }
 
+bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n, bs_tensor_info *out)
+{
+    int64_t rows = t->ndim > 0 ? t->dim[0] : 1;
+    if (first < 0 || n < 1 || first > rows || n > rows - first)
+        return bsi_fail(BS_SHAPE, "tensor '%s' has %lld rows; %lld from row %lld on are not in it", t->name,
+                        (long long)rows, (long long)n, (long long)first);
+    uint64_t row = t->bytes / (uint64_t)rows;
+    *out = *t;
+    if (out->ndim > 0)
+        out->dim[0] = n;
+    out->bytes = row * (uint64_t)n;
+    out->file_offset += row * (uint64_t)first;
+    out->slot_offset += row * (uint64_t)first;
+    if (out->expand_offset != UINT64_MAX)
+        out->expand_offset += row / bs_dtype_size(t->dtype) * bs_dtype_size(t->compute) * (uint64_t)first;
+    return BS_OK;
+}
+
 int bs_manifest_find_tensor(const bs_manifest *m, int at, const char *name)
 {
     const bs_tensor_info *t;

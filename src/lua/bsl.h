@@ -38,7 +38,7 @@ struct bsl_box {
 
 extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type,
     bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
-    bsl_tensor_type, bsl_scope_type;
+    bsl_tensor_type, bsl_scope_type, bsl_stream_type;
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 

@@ -182,6 +182,18 @@ static int l_hash(lua_State *L)
     return 1;
 }
 
+/* a:uniform(bound, seed, name): random numbers in +-bound; returns a */
+static int l_uniform(lua_State *L)
+{
+    bs_array *a = check(L, 1);
+    double bound = luaL_checknumber(L, 2);
+    uint64_t seed = (uint64_t)luaL_checkinteger(L, 3);
+    const char *name = luaL_checkstring(L, 4);
+    bsl_try(L, bs_array_uniform(a, bound, seed, name), "bs.array.uniform");
+    lua_settop(L, 1);
+    return 1;
+}
+
 /* a:slice_rows(first, last): a copy of rows first..last of the first dim. */
 static int l_slice_rows(lua_State *L)
 {
@@ -287,6 +299,7 @@ static const luaL_Reg methods[] = {{"argmax_rows", l_argmax_rows},
                                    {"set", l_set},
                                    {"slice_rows", l_slice_rows},
                                    {"table", l_table},
+                                   {"uniform", l_uniform},
                                    {NULL, NULL}};
 static const luaL_Reg meta[] = {{"__len", l_count}, {"__tostring", l_tostring}, {NULL, NULL}};
 static const luaL_Reg functions[] = {

@@ -5,6 +5,8 @@
 */
 #include "lua/bsl.h"
 
+#include <limits.h>
+
 static void close_params(void *h)
 {
     bs_params_close(h);
@@ -54,6 +56,28 @@ static int l_add_base(lua_State *L)
     bsl_try(L, bs_params_add_base(p, name, rows, cols, &id), "bs.params.add_base");
     lua_pushinteger(L, id);
     return 1;
+}
+
+/* p:update_base(id, rows, cols) before seal reserves moments; p:update_base(id, stream, block, tensor) after
+   it names the gpu home. */
+static int l_update_base(lua_State *L)
+{
+    bs_params *p = check(L);
+    int id = check_id(L, p);
+    bs_place home = {0};
+    bs_status st = BS_OK;
+    if (lua_isuserdata(L, 3)) {
+        const bs_stream *s = bsl_check(L, 3, &bsl_stream_type);
+        int block = bsl_checkint(L, 4, 0, INT_MAX), tensor = bsl_checkint(L, 5, 0, INT_MAX);
+        st = bs_stream_home(s, block, tensor, &home);
+    } else {
+        home.rows = home.capacity = bsl_checkcount(L, 3);
+        home.channels = bsl_checkcount(L, 4);
+    }
+    if (st == BS_OK)
+        st = bs_params_update_base(p, id, &home);
+    bsl_try(L, st, "bs.params.update_base");
+    return 0;
 }
 
 static int l_device_bytes(lua_State *L)
@@ -200,6 +224,7 @@ static const luaL_Reg methods[] = {{"add", l_add},
                                    {"seal", l_seal},
                                    {"set", l_set},
                                    {"set_moment", l_set_moment},
+                                   {"update_base", l_update_base},
                                    {"zero_grad", l_zero_grad},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"open", l_open}, {NULL, NULL}};

@@ -12,11 +12,11 @@ static void close_stream(void *h)
     bs_stream_close(h);
 }
 
-static const bsl_type stream_type = {"bs.stream", close_stream, 2, 0};
+const bsl_type bsl_stream_type = {"bs.stream", close_stream, 2, 0};
 
 static bs_stream *check(lua_State *L)
 {
-    return bsl_check(L, 1, &stream_type);
+    return bsl_check(L, 1, &bsl_stream_type);
 }
 
 static int l_open(lua_State *L)
@@ -31,7 +31,7 @@ static int l_open(lua_State *L)
     cfg.engine = bsl_optionbox(L, 1, "engine", &bsl_engine_type, true);
     cfg.plan = bsl_optionbox(L, 1, "plan", &bsl_plan_type, true);
     int plan = lua_gettop(L);
-    bsl_box *box = bsl_newbox(L, &stream_type);
+    bsl_box *box = bsl_newbox(L, &bsl_stream_type);
     bsl_borrow(L, box, 0, plan - 1);
     bsl_borrow(L, box, 1, plan);
     bs_stream *s = NULL;
@@ -125,7 +125,7 @@ static const luaL_Reg functions[] = {{"open", l_open}, {NULL, NULL}};
 
 void bsl_open_stream(lua_State *L)
 {
-    bsl_newtype(L, &stream_type, methods, NULL);
+    bsl_newtype(L, &bsl_stream_type, methods, NULL);
     luaL_newlib(L, functions);
     lua_setfield(L, -2, "stream");
 }

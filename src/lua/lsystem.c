@@ -122,13 +122,14 @@ static int l_pid(lua_State *L)
 
 void bsl_open_system(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
-                                         {"check_folder", l_check_folder},
-                                         {"is_file", l_is_file},
-                                         {"list_folder", l_list_folder},
-                                         {"memory_available", l_memory_available},
-                                         {"pid", l_pid},
-                                         {"same_file", l_same_file},
-                                         {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"mkdir", l_mkdir},
+        {"check_folder", l_check_folder},
+        {"is_file", l_is_file},
+        {"list_folder", l_list_folder},
+        {"memory_available", l_memory_available},
+        {"pid", l_pid},
+        {"same_file", l_same_file},
+        {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -64,8 +64,9 @@ static bool part_of(bs_param_ref *ref, int64_t first, const bs_tensor_info *info
     return true;
 }
 
-/* bs.weight.new(engine, manifest, block, tensor [, params, id [, first]]); first: the row of the
-   parameter, counted from 0, where the tensor begins when it is a part of it (tiles of the head). */
+/* bs.weight.new(engine, manifest, block, tensor [, params, id [, first [, n]]]); first: the row of the
+   parameter, counted from 0, where the tensor begins when it is a part of it (tiles of the head); with n,
+   the weight is rows first.. first + n of both. */
 static int l_weight_new(lua_State *L)
 {
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
@@ -74,8 +75,10 @@ static int l_weight_new(lua_State *L)
     const bs_tensor_info *info = find_tensor(L, 4, m, block, bsl_checkint(L, 4, 0, INT_MAX));
     const bs_params *p = bsl_opt(L, 5, &bsl_params_type);
     int id = p ? bsl_checkint(L, 6, 0, bs_params_count(p) - 1) : 0;
-    bool part = p && !lua_isnoneornil(L, 7);
-    int64_t first = part ? bsl_checkcount(L, 7) : 0;
+    bool rows = !lua_isnoneornil(L, 8), part = p && !lua_isnoneornil(L, 7);
+    int64_t first = part || rows ? bsl_checkcount(L, 7) : 0;
+    int64_t n = rows ? bsl_checkcount(L, 8) : 0;
+    bs_tensor_info piece;
     bsl_box *box = bsl_newbox(L, &bsl_weight_type);
     bsl_borrow(L, box, 0, 1);
     if (p)
@@ -83,6 +86,8 @@ static int l_weight_new(lua_State *L)
     bs_param_ref ref = {0};
     bs_weight *w = NULL;
     bs_status st = p ? bs_params_ref(p, id, &ref) : BS_OK;
+    if (st == BS_OK && rows && (st = bs_tensor_info_rows(info, first, n, &piece)) == BS_OK)
+        info = &piece;
     if (st == BS_OK && part && !part_of(&ref, first, info))
         luaL_argerror(L, 7, "the tensor reaches beyond the parameter");
     if (st == BS_OK)
@@ -500,6 +505,18 @@ static int l_accumulate(lua_State *L)
     return 0;
 }
 
+/* embed(engine, w): rows of w at the token ids of the scope's micro-batch */
+static int l_embed(lua_State *L)
+{
+    bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
+    bs_weight *w = bsl_check(L, 2, &bsl_weight_type);
+    bsl_use(L, 2);
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_tensor *y = NULL;
+    bs_status st = bs_op_embed(e, w, &y);
+    return finish(L, box, y, st, "bs.op.embed");
+}
+
 /* activation(x): x as ops take it */
 static int l_activation(lua_State *L)
 {
@@ -535,6 +552,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"add", l_add},
                                {"attention", l_attention},
                                {"columns", l_columns},
+                               {"embed", l_embed},
                                {"from_array", l_from_array},
                                {"glu", l_glu},
                                {"labelled", l_labelled},

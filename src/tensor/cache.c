@@ -73,8 +73,8 @@ static bs_status check(const bs_cache *c, int i, const bs_attention_cfg *a, cons
     if (c->e != s->e)
         return bsi_fail(BS_ARG, "attention_cached: the cache was made on another engine");
     if (i < 0 || i >= c->layers || c->layer[i].channels != (int64_t)a->kv_heads * a->head_dim)
-        return bsi_fail(BS_SHAPE, "attention_cached: layer %d of a cache of %d, with %d kv_heads of %d", i,
-                        c->layers, a->kv_heads, a->head_dim);
+        return bsi_fail(BS_SHAPE, "attention_cached: layer %d of a cache of %d, with %d kv_heads of %d",
+                        i, c->layers, a->kv_heads, a->head_dim);
     if (m->least_id < 0 || m->most_id >= c->rows)
         return bsi_fail(BS_ARG, "attention_cached: rows %lld..%lld; the cache has rows 0..%lld",
                         (long long)m->least_id, (long long)m->most_id, (long long)c->rows - 1);
@@ -107,18 +107,19 @@ static bs_status attend(bsi_space *s, const bs_cache *c, const layer *l, const b
     size_t bytes = bsk_attention_scratch(c->capacity, a->heads, a->kv_heads, a->head_dim);
     bsi_addr scratch;
     BSI_TRY(bsi_arena_take(s->e->pool, bytes, &scratch));
-    bsi_kcall k = {.op = BSK_ATTENTION_CACHE,
-                   .n_args = 7,
-                   .arg = {bsi_act_read(s->e, q->value->at, n),
-                           bsi_act_read(s->e, l->k, cached),
-                           bsi_act_read(s->e, l->v, cached),
-                           {m->row_id, tokens, BSI_READ},
-                           {m->pos, tokens, BSI_READ},
-                           bsi_act_write(s->e, o, n),
-                           {scratch, bytes, BSI_WRITE}},
-                   .n = {m->tokens, a->heads, a->kv_heads, a->head_dim, c->rows, a->window, c->capacity},
-                   .f = {a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim), a->softcap},
-                   .label = "cached attention"};
+    bsi_kcall k = {
+        .op = BSK_ATTENTION_CACHE,
+        .n_args = 7,
+        .arg = {bsi_act_read(s->e, q->value->at, n),
+                bsi_act_read(s->e, l->k, cached),
+                bsi_act_read(s->e, l->v, cached),
+                {m->row_id, tokens, BSI_READ},
+                {m->pos, tokens, BSI_READ},
+                bsi_act_write(s->e, o, n),
+                {scratch, bytes, BSI_WRITE}},
+        .n = {m->tokens, a->heads, a->kv_heads, a->head_dim, c->rows, a->window, c->capacity},
+        .f = {a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim), a->softcap},
+        .label = "cached attention"};
     bs_status st = bsi_op_launch(s->e, &k);
     bsi_arena_give(s->e->pool, scratch, bytes);
     return st;
@@ -133,11 +134,13 @@ bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v, const
     BSI_TRY(bsi_op_begin(BSI_OP_ATTENTION_CACHED, 3, in, &s));
     BSI_TRY(bsi_attention_check(a, in));
     if (bsi_tape_wants(s, 3, in, false))
-        return bsi_fail(BS_UNSUPPORTED, "attention_cached: it has no gradient; it is for walks without a tape");
+        return bsi_fail(BS_UNSUPPORTED,
+                        "attention_cached: it has no gradient; it is for walks without a tape");
     BSI_TRY(bsi_scope_micro(s, "attention_cached", q, &m));
     BSI_TRY(check(cache, layer_index, a, s, m));
     const layer *l = &cache->layer[layer_index];
-    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, q->capacity, &y));
+    BSI_TRY(
+        bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, q->capacity, &y));
     bs_status st = put(s, cache, m, l->channels, k, l->k);
     if (st == BS_OK)
         st = put(s, cache, m, l->channels, v, l->v);

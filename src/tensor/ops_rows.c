@@ -190,6 +190,51 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     return BS_OK;
 }
 
+/* ---- embed
+ * ------------------------------------------------------------------------------------------------ */
+
+static bs_status check_ids(const bsi_micro *m, const bsi_wref *table)
+{
+    for (int64_t t = 0; t < m->tokens; t++)
+        if (m->ids[t] < 0 || m->ids[t] >= table->info.dim[0])
+            return bsi_fail(BS_ARG,
+                            "embed: token %lld: id %lld is outside the table '%s' of %lld rows; the "
+                            "tokenizer does not belong to this model",
+                            (long long)t, (long long)m->ids[t], table->info.name,
+                            (long long)table->info.dim[0]);
+    return BS_OK;
+}
+
+bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    bsi_addr table;
+    BSI_TRY(bsi_scope_get(e, "embed", &s));
+    if (s->walked || !s->batch)
+        return bsi_fail(BS_STATE, "embed: scope '%s' %s", s->label->text,
+                        s->batch ? "has run its backward pass; no op can follow" : "has no micro-batch");
+    if (w->e != e || w->ref.info.ndim != 2)
+        return bsi_fail(BS_SHAPE, "embed: '%s' is no table [vocab, channels] of this engine",
+                        w->ref.info.name);
+    const bsi_micro *m = &s->batch->micro[s->micro];
+    int64_t n = m->tokens, C = w->ref.info.dim[1];
+    BSI_TRY(check_ids(m, &w->ref));
+    BSI_TRY(bsi_weight_addr(w, &table));
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, s->batch->cfg.tokens, &y));
+    bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "embed"};
+    c.arg[0] = bsi_act_read(e, table, w->ref.count);
+    c.arg[1] = (bsi_arg){m->dev_ids, (size_t)n * sizeof(int32_t), BSI_READ};
+    c.arg[2] = bsi_act_write(e, y->value->at, n * C);
+    bs_status st = bsi_op_launch(e, &c);
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "embed");
+    }
+    *out = y;
+    return BS_OK;
+}
+
 /* ---- labelled
  * -------------------------------------------------------------------------------------------- */
 

@@ -77,7 +77,7 @@ bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t a
             continue;
         bsi_found found = {token, i, i + token->n, i + token->n};
         if ((literal && token->special) || (token->single_word && !stands_alone(s, n, i, found.end))) {
-            i = found.next - 1;
+            i = found.next - 1; /* plain text, and no shorter token is looked for in it */
             continue;
         }
         while (token->lstrip && found.first > taken) {
@@ -86,9 +86,13 @@ bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t a
                 break;
             found.first = before;
         }
+        if (token->lstrip && found.first < taken)
+            found.first = taken; /* white space that the token before has swallowed */
         while (token->rstrip && found.end < n && bsi_is_space(bsi_utf8_get(s + found.end, &len)))
             found.end += len;
-        return found;
+        if (found.first < found.end)
+            return found;
+        i = found.next - 1;
     }
     return (bsi_found){NULL, n, n, n};
 }

@@ -135,7 +135,8 @@ static bs_status check_home(const bsi_param *q, const bs_place *home)
         return bsi_fail(BS_DTYPE,
                         "parameter '%s' is stored as %s; only f32 weights can be updated in place",
                         q->name, bs_dtype_name(home->dtype));
-    if (home->rows != q->rows || home->channels != q->cols)
+    /* A vector may be told as one row. */
+    if (home->rows * home->channels != q->rows * q->cols || (home->rows > 1 && home->rows != q->rows))
         return bsi_fail(BS_SHAPE, "parameter '%s' is [%lld, %lld], its home [%lld, %lld]", q->name,
                         (long long)q->rows, (long long)q->cols, (long long)home->rows,
                         (long long)home->channels);
@@ -360,19 +361,6 @@ bs_status bs_params_set_moment(bs_params *p, int id, int which, const bs_array *
     return write_f32(p, q, at, value);
 }
 
-/* Element i takes word i%4 of counter i/4: its value depends on seed, name and index only. first is a
-   multiple of 4. */
-static void fill_uniform(float *to, int64_t first, int64_t n, float bound, const uint32_t key[2])
-{
-    uint32_t word[4] = {0};
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)(first + i), block = at / 4;
-        if (at % 4 == 0)
-            bsi_philox((const uint32_t[4]){(uint32_t)block, (uint32_t)(block >> 32), 0, 0}, key, word);
-        to[i] = (2.0f * bsi_uniform(word[at % 4]) - 1.0f) * bound;
-    }
-}
-
 bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed)
 {
     const bsi_param *q = NULL;
@@ -389,7 +377,7 @@ bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed)
     int64_t count = q->rows * q->cols;
     for (int64_t i = 0; st == BS_OK && i < count; i += INIT_CHUNK) {
         int64_t n = BSI_MIN(count - i, (int64_t)INIT_CHUNK);
-        fill_uniform(chunk, i, n, bound, key);
+        bsi_fill_uniform(chunk, i, n, bound, key);
         st = bsi_engine_write(p->e, bsi_addr_add(at, (size_t)i * sizeof *chunk), chunk,
                               (size_t)n * sizeof *chunk);
     }

@@ -181,11 +181,38 @@ static void test_hash(void **state)
     bs_array_free(c);
 }
 
+static void test_uniform(void **state)
+{
+    (void)state;
+    const double zero[] = {0, 0, 0, 0, 0, 0, 0}, first[] = {0, 0, 0, 0, 0};
+    bs_array *a = vector(BS_DTYPE_F32, 7, zero), *b = vector(BS_DTYPE_F32, 5, first);
+    assert_int_equal(bs_array_uniform(a, 0.5, 3, "w"), BS_OK);
+    assert_int_equal(bs_array_uniform(b, 0.5, 3, "w"), BS_OK);
+    assert_memory_equal(a->data, b->data, b->bytes); /* an element depends on its index only */
+    uint64_t h = bs_array_hash(b);
+    bool differ = false;
+    for (int i = 0; i < 7; i++) {
+        assert_true(fabs(bs_array_get(a, i)) <= 0.5);
+        differ = differ || bs_array_get(a, i) != bs_array_get(a, 0);
+    }
+    assert_true(differ);
+    assert_int_equal(bs_array_uniform(b, 0.5, 3, "v"), BS_OK);
+    assert_true(bs_array_hash(b) != h);
+    assert_int_equal(bs_array_uniform(b, 0.5, 4, "w"), BS_OK);
+    assert_true(bs_array_hash(b) != h);
+    bs_array_free(a);
+    bs_array_free(b);
+    a = vector(BS_DTYPE_BF16, 2, zero);
+    assert_int_equal(bs_array_uniform(a, 1, 1, "w"), BS_DTYPE);
+    bs_array_free(a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_new),          cmocka_unit_test(test_set_get),
         cmocka_unit_test(test_one_rounding), cmocka_unit_test(test_cast),
-        cmocka_unit_test(test_rel_err),      cmocka_unit_test(test_hash)};
+        cmocka_unit_test(test_rel_err),      cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_uniform)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

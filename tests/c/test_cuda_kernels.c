@@ -213,12 +213,14 @@ static int64_t touched(const trial *t, const layout *l, const unsigned char *ima
 static void run_device(const trial *t, const layout *l, unsigned char *image)
 {
     bsi_mem *host, *mem;
-    bsi_kcall call = {.op = t->op, .n_args = t->count, .dtype = t->dtype, .out = t->out, .label = t->name};
+    bsi_kcall call = {
+        .op = t->op, .n_args = t->count, .dtype = t->dtype, .out = t->out, .label = t->name};
     must(bsi_mem_alloc(dev, BSI_MEM_PINNED, BS_TAG_STAGING, l->bytes, &host), "pinned memory");
     must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, l->bytes, &mem), "device memory");
     memcpy(host->host, image, l->bytes);
     for (int i = 0; i < t->count; i++)
-        call.arg[i] = (bsi_arg){{mem, l->at[i]}, (size_t)t->p[i].n * element(t, t->p[i].kind), t->p[i].mode};
+        call.arg[i] =
+            (bsi_arg){{mem, l->at[i]}, (size_t)t->p[i].n * element(t, t->p[i].kind), t->p[i].mode};
     memcpy(call.n, t->n, sizeof call.n);
     memcpy(call.f, t->f, sizeof call.f);
     must(bsi_copy(queue, (bsi_addr){mem, 0}, (bsi_addr){host, 0}, l->bytes), t->name);
@@ -234,7 +236,9 @@ static void run_cpu(trial *t)
 {
     bsk_call c = {.par = &bsk_par_serial};
     for (int i = 0; i < t->count; i++)
-        c.p[i] = t->p[i].n == 0 ? NULL : t->p[i].cpu_same ? t->p[t->p[i].cpu_same - 1].value : t->p[i].value;
+        c.p[i] = t->p[i].n == 0     ? NULL
+                 : t->p[i].cpu_same ? t->p[t->p[i].cpu_same - 1].value
+                                    : t->p[i].value;
     memcpy(c.n, t->n, sizeof c.n);
     memcpy(c.f, t->f, sizeof c.f);
     bsk_cpu[t->op].fn(&c);
@@ -307,8 +311,9 @@ static void run(trial *t)
         }
     }
     int64_t bad = touched(t, &l, image);
-    printf("%s %s %s%s%s:%s (bound %.0e)%s\n", ok && !bad ? "ok  " : "FAIL", t->name, bs_dtype_name(t->dtype),
-           t->out != t->dtype ? ">" : "", t->out != t->dtype ? bs_dtype_name(t->out) : "", errors, t->bound,
+    printf("%s %s %s%s%s:%s (bound %.0e)%s\n", ok && !bad ? "ok  " : "FAIL", t->name,
+           bs_dtype_name(t->dtype), t->out != t->dtype ? ">" : "",
+           t->out != t->dtype ? bs_dtype_name(t->out) : "", errors, t->bound,
            bad ? " WRITES OUTSIDE" : "");
     passed += ok && !bad;
     failed += !(ok && !bad);
@@ -324,10 +329,12 @@ static const bs_dtype types[] = {BS_DTYPE_F32, BS_DTYPE_BF16};
 
 static void try_gemm(void)
 {
-    static const int64_t shapes[][3] = {{37, 129, 65}, {1, 64, 300}, {256, 512, 384}, {130, 8, 1000}, {5, 7, 0}};
+    static const int64_t shapes[][3] = {
+        {37, 129, 65}, {1, 64, 300}, {256, 512, 384}, {130, 8, 1000}, {5, 7, 0}};
     for (size_t s = 0; s < BSI_COUNT(shapes); s++)
         for (int v = 0; v < 12; v++) { /* transposes; f32, bf16, bf16 to f32 */
-            int64_t ta = v & 1, tb = v >> 1 & 1, M = shapes[s][0], N = shapes[s][1], K = shapes[s][2], pad = 3 * (v & 1);
+            int64_t ta = v & 1, tb = v >> 1 & 1, M = shapes[s][0], N = shapes[s][1], K = shapes[s][2],
+                    pad = 3 * (v & 1);
             bs_dtype dtype = v < 4 ? BS_DTYPE_F32 : BS_DTYPE_BF16;
             trial t = trial_of(BSK_GEMM, "gemm", dtype);
             t.out = v < 8 ? dtype : BS_DTYPE_F32;
@@ -374,7 +381,8 @@ static void try_expand(void)
         trial t = trial_of(BSK_EXPAND, "expand", BS_DTYPE_F32);
         bs_dtype src = from[v % 3];
         int64_t N = 2051;
-        operand *o = put(&t, src == BS_DTYPE_F32 ? F : SCRATCH, BSI_READ, src == BS_DTYPE_F32 ? N : 2 * N);
+        operand *o =
+            put(&t, src == BS_DTYPE_F32 ? F : SCRATCH, BSI_READ, src == BS_DTYPE_F32 ? N : 2 * N);
         for (int64_t i = 0; i < N; i++) {
             float x = (float)(3 * uniform());
             uint16_t h = src == BS_DTYPE_BF16 ? bsi_f32_to_bf16(x) : bsi_f32_to_f16(x);
@@ -453,7 +461,8 @@ static void try_rows(void)
             run(&t);
 
             t = trial_of(BSK_SOFTMAX_BWD, "softmax_bwd", types[v]);
-            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * C, 1), written(&t, A, T * C);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * C, 1),
+                written(&t, A, T * C);
             SIZES(&t, T, C);
             run(&t);
 
@@ -470,7 +479,8 @@ static void try_rows(void)
             run(&t);
 
             t = trial_of(BSK_ROW_SCALE, "row_scale", types[v]);
-            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * G, 1), written(&t, A, T * C);
+            numbers(&t, A, BSI_READ, T * C, 1), numbers(&t, A, BSI_READ, T * G, 1),
+                written(&t, A, T * C);
             SIZES(&t, T, C, G, 3);
             run(&t);
 
@@ -487,7 +497,8 @@ static void try_rows(void)
             run(&t);
 
             t = trial_of(BSK_DROPOUT, "dropout", types[v]);
-            numbers(&t, A, BSI_READ, T * C, 1), ints(&t, T, 1000), ints(&t, T, 100000), written(&t, A, T * C);
+            numbers(&t, A, BSI_READ, T * C, 1), ints(&t, T, 1000), ints(&t, T, 100000),
+                written(&t, A, T * C);
             SIZES(&t, T, C, 123456789, 987654321, 17);
             t.f[0] = 0.25;
             run(&t);
@@ -504,12 +515,14 @@ static void try_rows(void)
 /* Many entries of the index on few rows, more of them than a block looks at in a step. */
 static void try_scatter(void)
 {
-    static const int64_t shapes[][3] = {{37, 128, 20}, {5000, 40, 30}, {3, 1000, 7}, {2500, 8, 1}}; /* n, C, rows */
+    static const int64_t shapes[][3] = {
+        {37, 128, 20}, {5000, 40, 30}, {3, 1000, 7}, {2500, 8, 1}}; /* n, C, rows */
     for (int v = 0; v < 2; v++)
         for (size_t s = 0; s < BSI_COUNT(shapes); s++) {
             int64_t n = shapes[s][0], C = shapes[s][1], rows = shapes[s][2];
             trial t = trial_of(BSK_SCATTER_ROWS, "scatter_rows", types[v]);
-            numbers(&t, A, BSI_READ, n * C, 1), ints(&t, n, rows), numbers(&t, A, BSI_READWRITE, rows * C, 1);
+            numbers(&t, A, BSI_READ, n * C, 1), ints(&t, n, rows),
+                numbers(&t, A, BSI_READWRITE, rows * C, 1);
             SIZES(&t, n, C);
             t.f[0] = 0.5;
             note(&t, "n", n), note(&t, "C", C);
@@ -519,7 +532,8 @@ static void try_scatter(void)
 
 static void try_rope(void)
 {
-    static const int64_t shapes[][4] = {{37, 4, 128, 64}, {5, 3, 80, 16}, {7, 2, 64, 32}, {3, 1, 10, 3}}; /* T, H, D, freqs */
+    static const int64_t shapes[][4] = {
+        {37, 4, 128, 64}, {5, 3, 80, 16}, {7, 2, 64, 32}, {3, 1, 10, 3}}; /* T, H, D, freqs */
     for (int v = 0; v < 16; v++) {
         const int64_t *s = shapes[v / 4];
         trial t = trial_of(BSK_ROPE, "rope", types[v & 1]);
@@ -536,7 +550,7 @@ static void try_rope(void)
     }
 }
 
-/* lo rows of a head's state as after earlier tiles */
+/* What a head knows of T tokens after earlier tiles. */
 static void head_state(trial *t, int64_t T, uint8_t mode)
 {
     float *m = numbers(t, F, mode, T, 2), *s = numbers(t, F, mode, T, 1);
@@ -701,9 +715,10 @@ static void try_attention(void)
 {
     static const int32_t one[] = {0, 333}, many[] = {0, 1, 70, 71, 200, 333, 461}, tiny[] = {0, 3};
     static const attention_case cases[] = {
-        {2, 2, 128, 0, 0}, {8, 1, 128, 0, 0},  {8, 2, 128, 7, 0}, {4, 1, 128, 1, 0},  {4, 1, 128, 100, 20},
-        {4, 4, 64, 0, 0},  {8, 1, 64, 7, 0},   {4, 2, 80, 0, 0},  {4, 1, 96, 0, 5},   {4, 1, 256, 0, 0},
-        {2, 1, 256, 9, 5}, {4, 2, 40, 0, 0},   {4, 1, 40, 7, 5},
+        {2, 2, 128, 0, 0},    {8, 1, 128, 0, 0}, {8, 2, 128, 7, 0}, {4, 1, 128, 1, 0},
+        {4, 1, 128, 100, 20}, {4, 4, 64, 0, 0},  {8, 1, 64, 7, 0},  {4, 2, 80, 0, 0},
+        {4, 1, 96, 0, 5},     {4, 1, 256, 0, 0}, {2, 1, 256, 9, 5}, {4, 2, 40, 0, 0},
+        {4, 1, 40, 7, 5},
     };
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         for (int v = 0; v < 2; v++) {

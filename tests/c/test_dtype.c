@@ -417,6 +417,13 @@ static void test_sizes(void **state)
             bs_engine_stats_get(f.e, &b);
             assert_int_equal(b.fixed_bytes - a.fixed_bytes, bs_params_device_bytes(p));
             assert_int_equal(bs_params_device_bytes(q), bs_params_device_bytes(p));
+            bs_param_ref one, two; /* values as ops read them: copies where there are any */
+            ok(bs_params_ref(p, 0, &one));
+            ok(bs_params_ref(p, 1, &two));
+            assert_int_equal(one.value.dtype, compute);
+            assert_int_equal(one.grad.dtype, BS_DTYPE_F32);
+            assert_int_equal(two.value.off - one.value.off,
+                             bsi_round_up((size_t)(3 * c) * 4, 256) / 4 * bs_dtype_size(compute));
             bs_params_close(q);
             bs_params_close(p);
             bs_store_close(s);

@@ -108,6 +108,16 @@ static void test_layout(void **state)
     assert_int_equal(k->expand_offset, 4096); /* 4004 rounded up */
     assert_int_equal(b->expand_bytes, 4352);
     assert_int_equal(bs_manifest_block(m, 1)->n_extents, 3);
+    bs_tensor_info part;
+    assert_int_equal(bs_tensor_info_rows(q, 2, 3, &part), BS_OK);
+    assert_int_equal(part.dim[0], 3);
+    assert_int_equal(part.bytes, 3 * (q->bytes / (uint64_t)q->dim[0]));
+    assert_int_equal(part.slot_offset, 2 * (q->bytes / (uint64_t)q->dim[0]));
+    assert_int_equal(part.expand_offset, 2 * part.slot_offset); /* bf16 rows as f32 */
+    assert_int_equal(part.file_offset, q->file_offset + part.slot_offset);
+    assert_int_equal(bs_tensor_info_rows(q, q->dim[0] - 1, 2, &part), BS_SHAPE);
+    assert_int_equal(bs_tensor_info_rows(q, -1, 1, &part), BS_SHAPE);
+    assert_int_equal(bs_tensor_info_rows(q, 0, 0, &part), BS_SHAPE);
     assert_int_equal(bs_manifest_find_tensor(m, 0, "k"), 2);
     assert_int_equal(bs_manifest_find_tensor(m, 0, "x"), -1);
     assert_int_equal(bs_manifest_find_tensor(m, 9, "x"), -1);

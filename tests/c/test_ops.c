@@ -510,6 +510,42 @@ static void test_rows(void **state)
     fix_close(&f);
 }
 
+/* Rows of a table in the order of the tokens; an id beyond it names its position. */
+static void test_embed(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[6 * 3], got[5 * 3];
+    bs_tensor *y;
+    bs_weight *w;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info = fix_weight(&f, "embed", BS_DTYPE_F32, 2, (int64_t[]){6, 3}, fix_floats(&f, v, 18));
+    ok(bs_weight_new(f.e, 0, &info, NULL, &w));
+    const int64_t len[] = {4, 1}, ids[] = {5, 0, 5, 2, 1}, wrong[] = {5, 0, 5, 6, 1};
+    bs_micro m = {.n_rows = 2, .row_len = len, .ids = ids};
+    ok(bs_batch_set(f.batch, 0, &m));
+    ok(bs_batch_begin(f.batch, 1));
+    assert_int_equal(bs_op_embed(f.e, w, &y), BS_STATE); /* no scope */
+    fix_scope(&f, 0, false, false);
+    ok(bs_op_embed(f.e, w, &y));
+    assert_int_equal(bs_tensor_dim(y, 0), 5);
+    fix_values(y, got);
+    for (int t = 0; t < 5; t++)
+        assert_memory_equal(got + 3 * t, v + 3 * ids[t], 3 * sizeof(float));
+    bs_tensor_release(y);
+    bs_scope_close(f.e);
+    m.ids = wrong;
+    ok(bs_batch_set(f.batch, 0, &m));
+    ok(bs_batch_begin(f.batch, 1));
+    fix_scope(&f, 0, false, false);
+    assert_int_equal(bs_op_embed(f.e, w, &y), BS_ARG);
+    assert_non_null(strstr(bs_error()->msg, "token 3: id 6"));
+    bs_scope_close(f.e);
+    bs_weight_free(w);
+    fix_close(&f);
+}
+
 /* ---- rope and attention
  * --------------------------------------------------------------------------------- */
 
@@ -840,6 +876,7 @@ int main(void)
                                        cmocka_unit_test(test_layernorm),
                                        cmocka_unit_test(test_layernorm_refused),
                                        cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_embed),
                                        cmocka_unit_test(test_rope),
                                        cmocka_unit_test(test_attention),
                                        cmocka_unit_test(test_linear),

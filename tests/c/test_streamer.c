@@ -447,6 +447,43 @@ static void test_where(void **state)
     run_close(&r);
 }
 
+/* The address of a gpu home is told once a visit has ordered its filling before the compute queue. */
+static void test_home(void **state)
+{
+    (void)state;
+    run r;
+    bs_visit v;
+    bs_place at;
+    run_open(&r, &fx, &(run_cfg){.spec = "cpu", .home = mixed, .dev_slots = 2, .host_slots = 1});
+    assert_int_equal(bs_stream_home(r.s, 0, 0, &at), BS_STATE); /* home disk */
+    assert_int_equal(bs_stream_home(r.s, 1, 0, &at), BS_STATE); /* not visited */
+    ASSERT_ERROR("has not been visited");
+    assert_int_equal(bs_stream_home(r.s, 1, 99, &at), BS_ARG);
+    assert_int_equal(bs_stream_home(r.s, FX_BLOCKS, 0, &at), BS_ARG);
+    OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
+    for (int i = 0; i < fx.n_visits; i++)
+        OK(run_visit(&r, &fx, &v));
+    OK(bs_stream_end(r.s));
+    const bs_tensor_info *t = bs_manifest_tensor(fx.m, 1, 1);
+    char *got = malloc(t->bytes), *want = malloc(t->bytes);
+    OK(bs_stream_home(r.s, 1, 1, &at));
+    assert_int_equal(at.dtype, t->dtype);
+    assert_int_equal(at.channels, t->dim[t->ndim - 1]);
+    assert_int_equal((uint64_t)(at.rows * at.channels) * bs_dtype_size(at.dtype), t->bytes);
+    OK(bsi_engine_read(r.e, bsi_place_addr(&at), t->bytes, got));
+    FILE *f = fopen(fx_path(t->file), "rb");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)t->file_offset, SEEK_SET), 0);
+    assert_int_equal(fread(want, 1, t->bytes, f), t->bytes);
+    fclose(f);
+    assert_memory_equal(got, want, t->bytes);
+    OK(bs_stream_abort(r.s)); /* a filled home stays */
+    OK(bs_stream_home(r.s, 1, 1, &at));
+    free(got);
+    free(want);
+    run_close(&r);
+}
+
 static void test_nothing_is_kept(void **state)
 {
     (void)state;
@@ -471,7 +508,8 @@ int main(void)
         cmocka_unit_test(test_changed_file), cmocka_unit_test(test_lost_device),
         cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_prefetch_across_segments),
-        cmocka_unit_test(test_where),        cmocka_unit_test(test_nothing_is_kept),
+        cmocka_unit_test(test_where),        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

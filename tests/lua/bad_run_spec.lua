@@ -192,7 +192,7 @@ describe("a stage", function()
         { broken.micro() }, { next = true })
       assert.equal(before, digest(j:parameters()))
       count = -100
-      assert.equal(want, j:step({ broken.micro() }, {}).loss)
+      for _ = 1, 2 do assert.equal(want, j:step({ broken.micro() }, { apply = false }).loss) end
     end
   end)
 

@@ -1,53 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Training rows: what is refused and how it is told, packing, order, resume.
-package.path = "lua/?.lua;" .. package.path
+local bs = require "bs"
 local data = require "bs.data"
-
--- JSON without escapes in strings; null is a value of its own.
-local null = setmetatable({}, { __tostring = function() return "null" end })
-local words = { ["true"] = true, ["false"] = false, null = null }
-local value
-
--- Items of a list or object: item(at) puts one away and returns where it ended.
-local function items(text, at, close, item)
-  at = text:find("%S", at + 1)
-  if text:sub(at, at) == close then return at + 1 end
-  while true do
-    at = text:find("%S", item(at))
-    local c = text:sub(at, at)
-    if c == close then return at + 1 end
-    if c ~= "," then error("a comma is missing at " .. at) end
-    at = text:find("%S", at + 1)
-  end
-end
-
-function value(text, at)
-  local c = text:sub(at, at)
-  local t = {}
-  if c == "[" then
-    return t, items(text, at, "]", function(i)
-      t[#t + 1], i = value(text, i)
-      return i
-    end)
-  elseif c == "{" then
-    return t, items(text, at, "}", function(i)
-      local key, colon = text:match('^"([^"\\]*)"%s*:%s*()', i)
-      t[key], i = value(text, colon)
-      return i
-    end)
-  elseif c == '"' then
-    return text:match('^"([^"\\]*)"()', at)
-  end
-  local word, rest = text:match("^([%w.+-]+)()", at)
-  if words[word] ~= nil then return words[word], rest end
-  return tonumber(word) or error("no value at " .. at), rest
-end
-
-local function decode(text)
-  local v, at = value(text, text:find("%S"))
-  if text:find("%S", at) then error("text after the value") end
-  return v
-end
 
 local path
 before_each(function() path = os.tmpname() end)
@@ -78,7 +32,7 @@ local function many(n, longest)
 end
 
 local function open(opts, files)
-  local o = { decode = decode, vocab = 1000, micro_tokens = 16 }
+  local o = { decode = bs.json.decode, vocab = 1000, micro_tokens = 16 }
   for key, v in pairs(opts or {}) do o[key] = v end
   return data.open(files or path, o)
 end
@@ -102,17 +56,20 @@ describe("a row", function()
     bad("{", "not JSON")
     bad("hello", "not JSON")
     bad("7", "not a JSON object")
+    bad('[1, 2]', "not a JSON object")
     bad('{"ids": [1, 2]}', "no field 'input_ids'")
-    bad('{"input_ids": "text"}', "'input_ids' is a string")
+    bad('{"input_ids": "text"}', "'input_ids' is a text")
     bad('{"input_ids": {"a": 1}}', "'input_ids' has names or nulls")
     bad('{"input_ids": [1, 2], "labels": [1, 2, 3]}', "2 input_ids and 3 labels")
     bad('{"input_ids": [1, 2], "labels": []}', "2 input_ids and 0 labels")
     bad('{"input_ids": [1, 2.5]}', "input_ids[1] is 2.5, not an integer")
-    bad('{"input_ids": [1, "2"]}', "input_ids[1] is 2, not an integer")
+    bad('{"input_ids": [1, "2"]}', "input_ids[1] is '2', not an integer")
     bad('{"input_ids": [1, null, 2]}', "input_ids[1] is null, not an integer")
     bad('{"input_ids": [1, -1]}', "input_ids[1] is -1; 0..999 is expected")
     bad('{"input_ids": [1, 1000]}', "input_ids[1] is 1000; 0..999 is expected")
     bad('{"input_ids": [1, -100]}', "input_ids[1] is -100")
+    bad('{"input_ids": [1, 2], "attention_mask": [0, 1]}', "attention_mask[0] is 0")
+    bad('{"input_ids": [1, 2], "attention_mask": [1]}', "2 input_ids and 1 in attention_mask")
     bad('{"input_ids": [1, 2], "labels": [1, -5]}', "labels[1] is -5; -100 or 0..999 is expected")
   end)
 
@@ -133,6 +90,23 @@ describe("a row", function()
     d:close()
   end)
 
+  it("that is malformed is counted, and the others are used where few are", function()
+    write(good:rep(30) .. '{"input_ids": 3}\n{"ids": [1]}\n' .. good:rep(8))
+    refused("2 of 40 rows were dropped; 2 that cannot be used (" .. path .. ":31: 'input_ids' is a number, not a list, "
+      .. path .. ":32: no field 'input_ids'); at most 4 %", 4, { max_refused = 0.04 })
+    local d = assert(open())
+    assert.same({ 40, 38, 2 }, { d.stats.rows, #d.index, d.stats.bad.count })
+    assert.matches("^input_ids: 38 rows, 114 tokens, 76 of them trained, longest row 3; 2 of 40", d:describe())
+    d:close()
+  end)
+
+  it("that is too long refuses the data when asked to", function()
+    write(good:rep(40) .. row { 1, 2, 3, 4 })
+    assert(open { micro_tokens = 3 }):close()
+    local strict = { micro_tokens = 3, on_long = "refuse" }
+    refused("1 longer than micro_tokens=3 (" .. path .. ":41); on_long=drop", 4, strict)
+  end)
+
   it("that cannot be trained is dropped, counted and listed", function()
     local long = {}
     for i = 1, 17 do long[i] = i end
@@ -144,7 +118,7 @@ describe("a row", function()
     assert.equal(3, d.stats.untrained.count)
     assert.equal(180, d.stats.tokens)
     assert.equal(120, d.stats.trained)
-    assert.is_truthy(d:describe():find("60 rows, 180 tokens, 120 of them trained; 4 of 64", 1, true))
+    assert.is_truthy(d:describe():find("60 rows, 180 tokens, 120 of them trained, longest row 3; 4 of 64", 1, true))
     d:close()
   end)
 
@@ -193,7 +167,7 @@ it("settings that are wrong are told", function()
   local why = {
     ["no setting 'shuffle'"] = { shuffle = true }, ["micro_tokens=0"] = { micro_tokens = 0 },
     ["vocab=1.5"] = { vocab = 1.5 }, ["decode"] = { decode = 1 },
-    ["max_refused"] = { max_refused = 2 }, ["seed"] = { seed = "x" },
+    ["max_refused"] = { max_refused = 2 }, ["on_long is"] = { on_long = "split" }, ["seed"] = { seed = "x" },
   }
   for text, opts in pairs(why) do
     local ok, message = pcall(open, opts)

@@ -38,7 +38,7 @@ describe("a dry run in bf16", function()
           for _, home in ipairs { "gpu", "disk" } do
             local j <close> = open { model = folder(family, kind), dtype = "bf16", trainable = trainable,
                                      home = home, logits = true }
-            if trainable ~= "none" then j:step(micros) end
+            if trainable ~= "none" then j:step(micros, { apply = trainable ~= "base" }) end
             j:walk(micros, "loss")
             assert.equal(j.choice.peak, j.engine:stats().peak_bytes)
             assert.equal(kind == "bf16", j.model.expand_bytes == 0)

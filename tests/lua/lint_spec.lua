@@ -17,7 +17,7 @@ end
 
 -- What a folder may include besides its own headers, the public API and the system's.
 local may_include = {
-  ["src/base"] = {}, ["src/dev"] = { "base", "bsk.h" }, ["src/engine"] = { "base", "dev", "bsk.h" },
+  ["src/base"] = {}, ["src/dev"] = { "base", "bsk.h", "cuda" }, ["src/engine"] = { "base", "dev", "bsk.h" },
   ["src/io"] = { "base" }, ["src/tensor"] = { "base", "dev", "engine", "bsk.h" },
   ["src/stream"] = { "base", "dev", "engine", "io", "bsk.h" },
   ["src/train"] = { "base", "dev", "engine", "tensor", "bsk.h" }, ["src/text"] = { "base" },

@@ -126,13 +126,15 @@ function broken.fails(code, texts, fn, ...)
   return tostring(err)
 end
 
---- Run the program through a shell: exit status, standard output, standard error.
+--- Run the program through a shell: exit status, standard output, standard error. before: commands for
+-- the shell; what they limit concerns the program alone, whose output goes through pipes.
 function broken.run(words, before)
-  local out, err = root .. "/out.txt", root .. "/err.txt"
-  local line = { before or "", "'" .. (os.getenv("BSLUA") or "build/release/bslua") .. "'" }
+  local out, err, status = root .. "/out.txt", root .. "/err.txt", root .. "/status.txt"
+  local line = { "exec '" .. (os.getenv("BSLUA") or "build/release/bslua") .. "'" }
   for _, w in ipairs(words) do line[#line + 1] = "'" .. w .. "'" end
-  local _, how, code = os.execute(table.concat(line, " ") .. " </dev/null >" .. out .. " 2>" .. err)
-  return how == "signal" and 128 + code or code, broken.read(out), broken.read(err)
+  os.execute(("{ { { ( %s %s ) </dev/null; echo $? >&4; } | cat >'%s'; } 2>&1 | cat >'%s'; } 4>'%s'"):format(
+    before or "", table.concat(line, " "), out, err, status))
+  return tonumber(broken.read(status)), broken.read(out), broken.read(err)
 end
 
 --- The program must end with this status and one line on standard error that holds the texts.

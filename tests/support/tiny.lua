@@ -89,6 +89,52 @@ function tiny.micro(seed, vocab, lengths, masked)
   return m
 end
 
+-- The letter that stands for a byte in byte-level vocabularies.
+local function byte_letters()
+  local letter, next_free = {}, 256
+  for b = 0, 255 do
+    local plain = b >= 33 and b <= 126 or b >= 161 and b <= 172 or b >= 174
+    letter[b] = utf8.char(plain and b or next_free)
+    next_free = plain and next_free or next_free + 1
+  end
+  return letter
+end
+
+--- Write tokenizer.json and tokenizer_config.json: id b for byte b, then ids 256, ... for the tokens of `special`.
+-- o: {special = {"<s>", ...}, bos (put before a text), eos, template, merges = {{"a", "b"}, ...} (ids after these),
+-- strip = {token = "lstrip" | "rstrip"}}.
+function tiny.tokenizer(dir, o)
+  local letter, vocab = byte_letters(), {}
+  local added, merges = bs.json.decode "[]", bs.json.decode "[]" -- lists, when empty too
+  for b = 0, 255 do vocab[letter[b]] = b end
+  local id_of = {}
+  for i, text in ipairs(o.special or {}) do
+    local strip = (o.strip or {})[text]
+    id_of[text] = 255 + i
+    added[i] = {
+      id = 255 + i, content = text, special = true, single_word = false, normalized = false,
+      lstrip = strip == "lstrip", rstrip = strip == "rstrip",
+    }
+  end
+  for i, pair in ipairs(o.merges or {}) do
+    merges[i], vocab[pair[1] .. pair[2]] = pair, 255 + #added + i
+  end
+  local level = { type = "ByteLevel", add_prefix_space = false, trim_offsets = true, use_regex = false }
+  local post = o.bos and {
+    type = "TemplateProcessing",
+    single = { { SpecialToken = { id = o.bos, type_id = 0 } }, { Sequence = { id = "A", type_id = 0 } } },
+    pair = { { Sequence = { id = "A", type_id = 0 } }, { Sequence = { id = "B", type_id = 1 } } },
+    special_tokens = { [o.bos] = { id = o.bos, ids = { id_of[o.bos] }, tokens = { o.bos } } },
+  } or nil
+  bs.mkdir(dir)
+  bs.write_file(dir .. "/tokenizer.json", bs.json.encode {
+    version = "1.0", added_tokens = added, pre_tokenizer = level, decoder = level, post_processor = post,
+    model = { type = "BPE", vocab = vocab, merges = merges },
+  })
+  bs.write_file(dir .. "/tokenizer_config.json",
+    bs.json.encode { bos_token = o.bos, eos_token = o.eos, chat_template = o.template })
+end
+
 --- A fresh folder under build/ for files of a test.
 function tiny.folder(name)
   local dir = (os.getenv("BS_TEST_TMP") or "build/test-tmp") .. "/" .. name

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Gemma 1: Llama skeleton; norms multiply by 1 + w, embedding rows by sqrt(channels), the gate goes
 -- through the tanh form of GELU.
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "gemma" }, peft_prefix = "base_model.model." }
@@ -48,5 +49,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.gemma
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Gemma 2: norms before and after attention and MLP, soft-caps on scores and logits, a window in every
 -- second layer (Gemma Team 2024). Norms multiply by 1 + w.
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "gemma2" }, peft_prefix = "base_model.model." }
@@ -51,5 +52,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.gemma
 
 return M

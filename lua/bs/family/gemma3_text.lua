@@ -3,6 +3,7 @@
 -- soft-caps, and two rotations: layers with a window turn by theta 1e4, the others (every sixth) by theta
 -- 1e6, where a checkpoint for long contexts also scales (Gemma Team 2025).
 local bs = require "bs"
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "gemma3_text" }, peft_prefix = "base_model.model." }
@@ -76,5 +77,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.gemma
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- GLM-4 9B in the Hugging Face layout (glm-4-9b-hf, glm-4-9b-chat-hf): Llama skeleton, biases on q, k and
 -- v, gate and up in one linear; the first half of each head turns, by neighbouring pairs.
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "glm" }, peft_prefix = "base_model.model." }
@@ -41,5 +42,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = { attention = nn.lora.attention, mlp = { "gate_up_proj", "down_proj" } }
+
+--- The layout of a chat.
+M.chat = chat.glm4
 
 return M

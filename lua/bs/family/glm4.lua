@@ -6,7 +6,8 @@ local glm = require "bs.family.glm"
 
 local M = { model_types = { "glm4" }, peft_prefix = "base_model.model." }
 
-M.config, M.embed, M.head, M.prefix, M.lora = glm.config, glm.embed, glm.head, glm.prefix, glm.lora
+M.config, M.embed, M.head, M.prefix = glm.config, glm.embed, glm.head, glm.prefix
+M.lora, M.chat = glm.lora, glm.chat
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)

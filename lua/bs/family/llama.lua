@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Llama 1 to 3 and models of its layout (SmolLM2, ...): RMS norm, rotary GQA attention, SwiGLU
 -- (Touvron et al. 2023).
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "llama" }, peft_prefix = "base_model.model." }
@@ -42,5 +43,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.llama
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Mistral 7B and Nemo: Llama skeleton without biases; where there is a window, every layer has it
 -- (Jiang et al. 2023).
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "mistral" }, peft_prefix = "base_model.model." }
@@ -43,5 +44,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.mistral
 
 return M

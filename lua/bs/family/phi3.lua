@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Phi-3, Phi-3.5 mini, Phi-4 and Phi-4 mini: Llama skeleton without biases; q, k and v come from one
 -- linear, gate and up from another. Where there is a window, every layer has it.
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "phi3" }, peft_prefix = "base_model.model." }
@@ -46,5 +47,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer. Adapters act on the fused linears.
 M.lora = { attention = { "qkv_proj", "o_proj" }, mlp = { "gate_up_proj", "down_proj" } }
+
+--- The layout of a chat.
+M.chat = chat.phi3
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Qwen2 and Qwen2.5: Llama skeleton; q, k and v always have biases, o never. Upper layers may look back
 -- through a window only (`use_sliding_window`; no published checkpoint does).
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "qwen2" }, peft_prefix = "base_model.model." }
@@ -44,5 +45,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.chatml
 
 return M

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Qwen3 (dense): Llama skeleton, RMS norm over each head of q and k before the rotation.
+local chat = require "bs.chat"
 local nn = require "bs.nn"
 
 local M = { model_types = { "qwen3" }, peft_prefix = "base_model.model." }
@@ -46,5 +47,8 @@ end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
 M.lora = nn.lora
+
+--- The layout of a chat.
+M.chat = chat.qwen3
 
 return M

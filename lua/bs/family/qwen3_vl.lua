@@ -24,6 +24,6 @@ M.head = { norm = "model.language_model.norm.weight", weight = "lm_head.weight" 
 
 function M.prefix(i) return ("model.language_model.layers.%d."):format(i) end
 
-M.tensors, M.layer, M.lora = qwen3.tensors, qwen3.layer, qwen3.lora
+M.tensors, M.layer, M.lora, M.chat = qwen3.tensors, qwen3.layer, qwen3.lora, qwen3.chat
 
 return M

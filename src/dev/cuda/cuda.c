@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda.c: the cuda device's queues, events and operations. A queue is a non-blocking stream, an event an
+** cuda.c: the cuda device's queues, events and operations. A queue is a non-blocking stream, an event
+*an
 ** event without time, both with CUDA's own order, which is that of the contract. Nothing here waits for
-** the device but closes; a stream takes about a thousand operations ahead of the device, and issuing more
+** the device but closes; a stream takes about a thousand operations ahead of the device, and issuing
+*more
 ** waits for it (never for the host). Owner thread only.
 **
 ** The BLAS handle, its workspace and the partial sums are one per device: a launch that uses them on
@@ -78,10 +80,11 @@ static void cuda_event_close(bsi_event *ev)
 /* An error that an earlier operation left is found by any later call. */
 static bs_status failed(const cuda_dev *d, cudaError_t e, const char *what, const char *queue)
 {
-    return bsi_cuda_fail(BS_DEVICE, e,
-                         "'%s' on queue '%s' failed (last issued: '%s'; CUDA_LAUNCH_BLOCKING=1 finds the one "
-                         "that did it)",
-                         what, queue, d->last);
+    return bsi_cuda_fail(
+        BS_DEVICE, e,
+        "'%s' on queue '%s' failed (last issued: '%s'; CUDA_LAUNCH_BLOCKING=1 finds the one "
+        "that did it)",
+        what, queue, d->last);
 }
 
 static bs_status cuda_event_record(bsi_event *ev, bsi_queue *q)
@@ -126,7 +129,8 @@ static void count_call(cuda_dev *d, const bsi_queue *q, const char *label)
     memccpy(d->last, label, 0, sizeof d->last - 1); /* the rest of a long one is cut off */
     if (bsi_dev_fails(d->fail_call, &d->calls)) {
         d->error.status = BS_DEVICE;
-        snprintf(d->error.msg, sizeof d->error.msg, "'%s' on queue '%s' failed (injected)", label, q->name);
+        snprintf(d->error.msg, sizeof d->error.msg, "'%s' on queue '%s' failed (injected)", label,
+                 q->name);
     }
 }
 
@@ -215,7 +219,8 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
     const char *label = call->label ? call->label : k->name ? k->name : "launch";
     bsk_call c = {.dtype = call->dtype, .out = call->out};
     if (!k->fn)
-        return bsi_fail(BS_UNSUPPORTED, "%s: the cuda device has no kernel number %d", label, (int)call->op);
+        return bsi_fail(BS_UNSUPPORTED, "%s: the cuda device has no kernel number %d", label,
+                        (int)call->op);
     for (int i = 0; i < call->n_args; i++)
         c.p[i] = call->arg[i].bytes > 0 ? resolve(call->arg[i].at) : NULL;
     memcpy(c.n, call->n, sizeof c.n);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** cuda_mem.c: memory of the cuda device. Device memory is one cudaMalloc per call: the pool makes one.
-** Host memory is an anonymous mapping in huge pages where there are some; the pinned kind is filled with
+** Host memory is an anonymous mapping in huge pages where there are some; the pinned kind is filled
+*with
 ** pages and registered by one call as a whole, because a copy may not cross the border of two
-** registrations. Memory that cannot be registered stays pageable: copies work, but not at full speed and
+** registrations. Memory that cannot be registered stays pageable: copies work, but not at full speed
+*and
 ** not beside the host. Owner thread only.
 */
 #include "dev/cuda/cuda_dev.h"
@@ -42,7 +44,8 @@ static bs_status fill_pages(char *at, size_t bytes)
 {
     for (size_t off = 0; off < bytes; off += FILL_BYTES) {
         if (bs_cancelled())
-            return bsi_fail(BS_CANCELLED, "cancelled while %zu bytes of pinned memory were being made", bytes);
+            return bsi_fail(BS_CANCELLED, "cancelled while %zu bytes of pinned memory were being made",
+                            bytes);
         if (madvise(at + off, BSI_MIN(FILL_BYTES, bytes - off), MADV_POPULATE_WRITE) == 0)
             continue;
         if (errno == ENOMEM || errno == EFAULT)
@@ -73,7 +76,8 @@ static bs_status host_alloc(bs_tag tag, bool pinned, size_t bytes, cuda_block *b
         b->registered = e == cudaSuccess;
         if (!b->registered) {
             cudaGetLastError();
-            bsi_log("cuda: %zu bytes of %s memory cannot be pinned (%s; see ulimit -l): copies will be slower",
+            bsi_log("cuda: %zu bytes of %s memory cannot be pinned (%s; see ulimit -l): copies will be "
+                    "slower",
                     bytes, bs_tag_name(tag), cudaGetErrorString(e));
         }
     }
@@ -91,10 +95,11 @@ static bs_status device_alloc(const cuda_dev *d, size_t bytes, cuda_block *b)
     }
     cudaGetLastError();
     if (e == cudaErrorMemoryAllocation && cudaMemGetInfo(&left, &total) == cudaSuccess)
-        return bsi_fail(BS_DEVMEM,
-                        "%zu bytes of GPU memory are not available: %zu of %zu are free; lower vram=, or end "
-                        "what else uses GPU %d",
-                        bytes, left, total, d->ordinal);
+        return bsi_fail(
+            BS_DEVMEM,
+            "%zu bytes of GPU memory are not available: %zu of %zu are free; lower vram=, or end "
+            "what else uses GPU %d",
+            bytes, left, total, d->ordinal);
     return bsi_cuda_fail(e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
                          "%zu bytes of GPU memory", bytes);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** cuda_open.c: opening and closing the cuda device: the driver, the context, cuBLAS (loaded here, so
-** that the program starts on machines without it), the workspace. Device 0 is used; CUDA_VISIBLE_DEVICES
+** that the program starts on machines without it), the workspace. Device 0 is used;
+*CUDA_VISIBLE_DEVICES
 ** chooses another. Signals are blocked meanwhile: threads that CUDA creates inherit that and leave them
 ** to the owner. Owner thread only.
 */
@@ -57,7 +58,8 @@ static bs_status load_blas(bsk_cublas *b)
     if (!lib) {
         const char *why = dlerror();
         return bsi_fail(BS_UNSUPPORTED,
-                        BLAS " was not found (%s); install cuBLAS %d or name its folder in LD_LIBRARY_PATH",
+                        BLAS
+                        " was not found (%s); install cuBLAS %d or name its folder in LD_LIBRARY_PATH",
                         why ? why : "no reason given", CUBLAS_VER_MAJOR);
     }
     for (size_t i = 0; i < BSI_COUNT(symbols); i++) {
@@ -86,8 +88,9 @@ static bs_status open_blas(cuda_dev *d)
     BSI_TRY(blas_ok(d, d->blas.create(&d->x.handle), "create"));
     /* f32 is never computed in fewer bits, and parts of a sum are never rounded to bf16 */
     return blas_ok(d,
-                   d->blas.set_math_mode(d->x.handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH |
-                                                                     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+                   d->blas.set_math_mode(
+                       d->x.handle, (cublasMath_t)(CUBLAS_DEFAULT_MATH |
+                                                   CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
                    "math mode");
 }
 
@@ -99,15 +102,16 @@ static bs_status find_device(cuda_dev *d)
     cudaError_t e = cudaGetDeviceCount(&n);
     cudaDriverGetVersion(&driver);
     if (driver == 0)
-        return bsi_cuda_fail(BS_UNSUPPORTED, e,
-                             "no NVIDIA driver (libcuda.so.1) was found; install one, or in a container "
-                             "start it with access to the GPU");
+        return bsi_cuda_fail(
+            BS_UNSUPPORTED, e,
+            "no NVIDIA driver (libcuda.so.1) was found; install one, or in a container "
+            "start it with access to the GPU");
     if (e == cudaErrorInsufficientDriver)
-        return bsi_cuda_fail(BS_UNSUPPORTED, e,
-                             "the NVIDIA driver supports CUDA %d.%d, this program needs %d.%d; install a "
-                             "newer driver",
-                             driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                             CUDART_VERSION % 1000 / 10);
+        return bsi_cuda_fail(
+            BS_UNSUPPORTED, e,
+            "the NVIDIA driver supports CUDA %d.%d, this program needs %d.%d; install a "
+            "newer driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (e != cudaSuccess || n == 0)
         return bsi_cuda_fail(BS_UNSUPPORTED, e == cudaSuccess ? cudaErrorNoDevice : e,
                              "no GPU can be used; see nvidia-smi and CUDA_VISIBLE_DEVICES");
@@ -129,11 +133,11 @@ static bs_status make_context(cuda_dev *d)
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
-        return bsi_cuda_fail(BS_UNSUPPORTED, e,
-                             "GPU %d, %s, has compute capability %d.%d and this program was compiled for "
-                             "%s; configure it with -DBS_CUDA_ARCHS=%d%d",
-                             d->ordinal, prop.name, prop.major, prop.minor, BS_CUDA_ARCHS, prop.major,
-                             prop.minor);
+        return bsi_cuda_fail(
+            BS_UNSUPPORTED, e,
+            "GPU %d, %s, has compute capability %d.%d and this program was compiled for "
+            "%s; configure it with -DBS_CUDA_ARCHS=%d%d",
+            d->ordinal, prop.name, prop.major, prop.minor, BS_CUDA_ARCHS, prop.major, prop.minor);
     return e == cudaSuccess ? BS_OK : bsi_cuda_fail(BS_DEVICE, e, "kernels cannot be loaded");
 }
 
@@ -179,7 +183,8 @@ static void give_resources(cuda_dev *d)
         cudaEventDestroy(d->handover);
     if (d->workspace) {
         cudaFree(d->workspace);
-        bsi_account(BS_TAG_DEVICE, -(ptrdiff_t)(BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double)));
+        bsi_account(BS_TAG_DEVICE,
+                    -(ptrdiff_t)(BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double)));
     }
     cudaGetLastError(); /* of a lost device */
 }

@@ -1,0 +1,196 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- LoRA finetuning as a program: settings from key=value words, data, job, training loop, report. The recipes
+-- of the models are this with a model and defaults of their own.
+local bs = require "bs"
+local args = require "bs.args"
+local data = require "bs.data"
+local job = require "bs.job"
+local plan = require "bs.plan"
+local row_formats = require "bs.rows"
+local schedule = require "bs.schedule"
+
+local finetune = {}
+
+-- name = {default, help, bounds}; a recipe may have other defaults.
+local settings = {
+  model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)" },
+  data = { "", "training rows, JSON lines" },
+  valid = { "", "held-out rows: evaluated before, during and after training" },
+  adapter = { "", "folder of an adapter to train on from; it brings r, alpha and targets" },
+  out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
+  device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
+  dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
+  ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
+  home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
+  steps = { 60, "optimizer steps", 1 },
+  step_tokens = { 2048, "tokens of an optimizer step", 2 },
+  micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
+  on_long = { "drop", "rows longer than micro_tokens: leave them out, or refuse the data", { "drop", "refuse" } },
+  max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
+  lr = { 2e-4, "learning rate", 0, 1e3 },
+  schedule = { "cosine", "of the learning rate; cosine ends at lr/10, linear at 0", schedule.kinds },
+  warmup = { 0.03, "share of the steps (at least 5 of them), or from 1 on their number; 0: none", 0 },
+  weight_decay = { 0.0, "decoupled weight decay", 0, 1e3 },
+  clip = { 1.0, "bound of the gradient's global norm; 0: off", 0 },
+  r = { 16, "rank of the adapters", 1 },
+  alpha = { 0.0, "the adapters' scale is alpha/r; 0: 2r", 0 },
+  rslora = { false, "scale alpha/sqrt(r) instead" },
+  dropout = { 0.0, "dropout of the adapters' input", 0, 0.99 },
+  targets = { { "all" }, "all, or names: q_proj,v_proj; or groups of the family: attention,mlp" },
+  top_fraction = { 1.0, "adapters on this upper part of the layers only" },
+  seed = { 1, "of initialisation, dropout and data order" },
+  eval_every = { 0, "evaluate every so many steps; 0: before and after only", 0 },
+  threads = { 0, "compute threads; 0: all cores", 0, 1024 },
+}
+
+local about = [[
+usage: bslua %s data=FILE.jsonl [key=value ...]
+
+LoRA finetuning of %s, or of any model with a family (model=DIR), in less memory than its
+weights take: the checkpoint is opened in place and streamed block by block.
+
+A row of data is a JSON object, all rows of a file are of one kind:
+  {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
+                                       every answer and the end of its turn are trained
+  {"prompt": "2+2=", "completion": "4"}                    the completion is trained
+  {"text": "Once upon a time"}                             all of it is trained
+  {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}         -100 is not trained
+
+  bslua %s data=train.jsonl valid=valid.jsonl out=my-adapter
+  bslua %s data=train.jsonl vram=6GB ram=16GB steps=300 r=8 targets=attention
+
+Without model= it is looked for as %s
+in $BSLUA_MODELS, then in models/. The adapter is a PEFT folder. Ctrl-C ends the run after the step and saves;
+twice ends it at once. Exit status: 0 done, 1 error, 2 usage, 3 the budgets are too small (it says what would
+do), 4 the data is refused, 5 a loss that is not finite, 6 the saved adapter failed its test, 130 interrupted.
+
+Settings and their defaults:]]
+
+local function say(fmt, ...)
+  io.stdout:write(fmt:format(...), "\n")
+  io.stdout:flush()
+end
+
+local function read_settings(words, recipe)
+  local own = {}
+  for name, s in pairs(settings) do own[name] = table.move(s, 1, #s, 1, {}) end
+  for name, value in pairs(recipe.defaults or {}) do own[name][1] = value end
+  local file, name = recipe.file, recipe.model
+  return args.parse(words, own, about:format(file, name, file, file, name))
+end
+
+-- The folder of the recipe's model where none is given.
+local function find_model(recipe)
+  local places = { "models/" .. recipe.model }
+  local root = os.getenv "BSLUA_MODELS"
+  if root and root ~= "" then table.insert(places, 1, root .. "/" .. recipe.model) end
+  for _, dir in ipairs(places) do
+    if bs.is_file(dir .. "/config.json") then return dir end
+  end
+  bs.fail(2, "there is no %s; give model=DIR, or download %s there (try: help)", table.concat(places, " and no "),
+    recipe.hub)
+end
+
+local function check_files(cfg)
+  if cfg.data == "" then bs.fail(2, "data=FILE.jsonl is required (try: help)") end
+  if cfg.out ~= "" then
+    local ok, message = pcall(bs.check_folder, cfg.out)
+    if not ok then bs.fail(1, "out=%s: %s", cfg.out, message) end
+  end
+  for _, name in ipairs { "data", "valid" } do
+    -- Rows are read again when a step needs them, so a pipe will not do.
+    if cfg[name] ~= "" and not bs.is_file(cfg[name]) then
+      bs.fail(1, "%s=%s: there is no such file", name, cfg[name])
+    end
+  end
+end
+
+-- A budget: a size, or a share of the free memory when it is left to us.
+local function budget(cfg, name, share)
+  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
+  local bytes = args.size(cfg[name])
+  if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
+  return bytes
+end
+
+-- What is trained: new adapters, or those of a folder.
+local function what_is_trained(cfg, given)
+  if cfg.adapter == "" then
+    return nil, {
+      r = cfg.r, alpha = cfg.alpha > 0 and cfg.alpha or nil, rslora = cfg.rslora, dropout = cfg.dropout,
+      targets = cfg.targets, top_fraction = cfg.top_fraction,
+    }
+  end
+  for _, name in ipairs { "r", "alpha", "rslora", "dropout", "targets", "top_fraction" } do
+    if given[name] then bs.fail(2, "%s= is what the adapter in %s says; leave it out", name, cfg.adapter) end
+  end
+  return cfg.adapter
+end
+
+local function open_job(cfg, given)
+  local adapter, lora = what_is_trained(cfg, given)
+  return job.new {
+    model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
+    micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
+    vram = budget(cfg, "vram", 0.5), ram = budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
+  }
+end
+
+local function open_rows(cfg, j, text, path)
+  local d, message, code = data.open(path, {
+    decode = bs.json.decode, vocab = j.model.config.vocab, text = text, micro_tokens = cfg.micro_tokens,
+    step_tokens = cfg.step_tokens, micros = j.cfg.micros, rows = j.cfg.rows, seed = cfg.seed,
+    max_refused = cfg.max_refused, on_long = cfg.on_long,
+  })
+  if not d then bs.fail(code, "%s", message) end
+  say("%s: %s", path, d:describe())
+  return d
+end
+
+local function tell_job(cfg, j)
+  local m, trained = j.model, 0
+  for _, a in ipairs(j.adapters) do trained = trained + a.r * (a.inn + a.out) end
+  say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
+    m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6)
+  say("plan: %s", plan.describe(j, j.choice))
+end
+
+local function tell_end(cfg, j, result)
+  local _, peak = bs.rss()
+  local share = result.step_seconds > 0 and 100 * result.data_seconds / result.step_seconds or 0
+  say("done in %.1f s, %.2f %% of the steps' time for rows; peak resident set %s; device pool %s of vram=%s",
+    result.seconds, share, plan.mib(peak), plan.mib(j.choice.peak), cfg.vram)
+  if result.first_eval and result.last_eval then
+    say("held-out loss %.4f -> %.4f", result.first_eval, result.last_eval)
+  end
+  if result.interrupted and result.saved then say("to train on from here: adapter=%s", cfg.out) end
+end
+
+--- Run a recipe: {file, model = name of its folder, hub = where it comes from, defaults = {name = value}}.
+-- Returns what run.train does.
+function finetune.main(words, recipe)
+  local cfg, given = read_settings(words, recipe)
+  check_files(cfg)
+  if cfg.model == "" then cfg.model = find_model(recipe) end
+  local process = bs.rss()
+  local j <close> = open_job(cfg, given)
+  tell_job(cfg, j)
+  local text = row_formats.text(cfg.model, j.model.family.chat)
+  local train_rows = open_rows(cfg, j, text, cfg.data)
+  local valid_rows = cfg.valid ~= "" and open_rows(cfg, j, text, cfg.valid) or nil
+  local preview, trained, tokens = train_rows:preview()
+  say("row 1: %s", preview)
+  say("  [..] is trained, %d of %d tokens", trained, tokens)
+  say("lr %.3g, %s, warm-up of %d steps", cfg.lr, cfg.schedule, schedule.warmup(cfg.warmup, cfg.steps))
+  say("process: %s at the start (code, interpreter, BLAS), apart from vram= and ram=", plan.mib(process))
+  local result = j:run {
+    data = train_rows, valid = valid_rows, steps = cfg.steps, lr = cfg.lr, schedule = cfg.schedule,
+    warmup = cfg.warmup, weight_decay = cfg.weight_decay, clip = cfg.clip, eval_every = cfg.eval_every,
+    out = cfg.out, say = say,
+  }
+  tell_end(cfg, j, result)
+  return result
+end
+
+return finetune
