@@ -18,7 +18,10 @@ local function enter(job, run, v, j, tape, suffix)
   }
   local ctx = {
     layer = v.layer, micro = j,
-    attend = function(q, k, val, cfg) return bs.op.attention(q, k, val, cfg) end,
+    attend = function(q, k, val, cfg)
+      if job.kv_seen then job.kv_seen[v.layer + 1] = cfg.kv_heads * cfg.head_dim end
+      return bs.op.attention(q, k, val, cfg, run.cache, v.layer)
+    end,
     rope = function(x, heads, name)
       local r = job.ropes[name or "default"]
       return bs.op.rope(x, job.batch:longest(j) > r.most and r.long or r.short, heads)

@@ -11,7 +11,6 @@
 local bs = require "bs"
 local adapter = require "bs.adapter"
 local args = require "bs.args"
-local checkpoint = require "bs.checkpoint"
 local lora = require "bs.lora"
 local model = require "bs.model"
 local nn = require "bs.nn"
@@ -38,6 +37,7 @@ job.defaults = {
 local optional = {
   model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
   device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
+  cache = "table",
 }
 
 -- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
@@ -89,6 +89,12 @@ local function settings(cfg)
     if out[key] == nil then out[key] = value end
   end
   if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
+  for _, key in ipairs(out.cache and { "rows", "tokens" } or {}) do
+    local n = out.cache[key]
+    if math.type(n) ~= "integer" or n < 1 or n > MANY then
+      bs.fail(2, "cache.%s=%s; an integer 1..%d is expected", key, tostring(n), MANY)
+    end
+  end
   if out.rows == 0 then out.rows = math.min(out.micro_tokens, 1024) end
   if out.rows > out.micro_tokens then
     bs.fail(2, "rows=%d; as many as micro_tokens=%d at most are expected", out.rows, out.micro_tokens)
@@ -231,12 +237,15 @@ local function build(self, device, choice, pool_bytes)
   head.batch = o.batch
   o.head = bs.head.open(e, head)
   o.ropes = make_ropes(self, e)
+  if self.kv then
+    o.cache = bs.cache.open(e, { rows = cfg.cache.rows, capacity = cfg.cache.tokens, channels = self.kv })
+  end
   o.weights = model.bind(m, e, trainer)
   o.stream = bs.stream.open { engine = e, plan = o.plan, io = cfg.io }
   e:seal()
 end
 
-local part_order = { "stream", "head", "params", "rows", "store", "batch", "engine" }
+local part_order = { "stream", "cache", "head", "params", "rows", "store", "batch", "engine" }
 
 local function close_objects(self)
   self.weights, self.ropes = nil, nil
@@ -249,14 +258,14 @@ end
 -- ---- dry run ------------------------------------------------------------------------------------------
 
 -- One micro-batch that fills the capacity; memory goes by capacity, so its content does not matter.
-local function full_micro(self)
-  local n, ids, labels = self.cfg.micro_tokens, {}, {}
+local function full_micro(self, most)
+  local n, ids, labels = math.min(self.cfg.micro_tokens, most), {}, {}
   for i = 1, n do ids[i], labels[i] = 0, 0 end
   return { row_len = { n }, ids = ids, labels = labels }
 end
 
--- The arena and the fixed regions of this very job, from running its step on `meta`.
-local function dry_run(self)
+-- The arena and the fixed regions of this very job, from running its passes on `meta`.
+local function measure(self)
   local m, homes = self.model, {}
   for b = 0, m.n_blocks - 1 do homes[b] = b == m.norm.block and "gpu" or "disk" end
   local choice = { homes = homes, dev_slots = 1, host_slots = 1, boundaries = "device", rows = "disk" }
@@ -266,14 +275,25 @@ local function dry_run(self)
   local store = bs.store.bytes(self:batch_config(), self:store_keys("device"))
   local other = fixed - self.plan:device_bytes() - store
   -- Every micro-batch takes the same ranges of the arena, so two stand for all.
-  local micros = { full_micro(self) }
+  local micros = { full_micro(self, math.huge) }
   if self.cfg.micros > 1 then micros[2] = micros[1] end
   if self.cfg.trainable ~= "none" then self:forward_backward(micros, { step = 1 }) end
   self:walk(micros, "loss")
   if self.cfg.logits then self:walk(micros, "logits") end
+  if self.cache then self:decode { full_micro(self, self.cfg.cache.tokens) } end
   local arena = self.engine:stats().arena_peak
   close_objects(self)
   return { arena = arena, other = other }
+end
+
+-- The shape of a cache is what the layers hand to attend: it is known after one pass without it.
+local function dry_run(self)
+  if not self.cfg.cache then return measure(self) end
+  self.kv_seen = {}
+  for i = 1, self.model.config.layers do self.kv_seen[i] = 0 end
+  measure(self)
+  self.kv, self.kv_seen = self.kv_seen, nil
+  return measure(self)
 end
 
 -- ---- making a job ----------------------------------------------------------------------------------------
@@ -310,7 +330,8 @@ local function open_device(cfg)
 end
 
 --- A new job. cfg: see job.defaults; lora = {r, alpha, targets, top_fraction or layers, rslora, dropout,
--- rank_pattern, alpha_pattern} or adapter = folder.
+-- rank_pattern, alpha_pattern} or adapter = folder (with trainable = "none": used and not trained); cache =
+-- {rows, tokens}: keys and values of so many rows of so many tokens are kept, for decode.
 function job.new(cfg)
   local self = setmetatable({ cfg = settings(cfg), steps_done = 0 }, mt)
   local _ <close> = setmetatable({}, { __close = function(_, err)
@@ -356,23 +377,8 @@ end
 --- The training loop (see bs.run).
 function methods:run(o) return run.train(self, o) end
 
---- Write the weights of a job with trainable="base", as its steps have left them, as a checkpoint folder
--- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.
-function methods:save_base(dir, opts)
-  if self.cfg.trainable ~= "base" then
-    bs.fail(2, 'save_base: trainable="%s" changes no weight of the model; save(dir) writes the adapter',
-      self.cfg.trainable)
-  end
-  local dtype, values = opts and opts.dtype or "f32", self:parameters()
-  local arrays = checkpoint.others(self.model.checkpoint, values)
-  if self.model.tied then arrays[self.model.family.head.weight] = nil end
-  for name, value in pairs(values) do
-    local dims = self.model.checkpoint.tensors[name].dims
-    if #dims ~= 2 then value = bs.array.new("f32", dims, value:bytes()) end
-    arrays[name] = dtype == "f32" and value or value:cast(dtype)
-  end
-  checkpoint.write(dir, self.model.checkpoint.config, arrays, dtype)
-end
+--- Write the weights of a job with trainable="base" as a checkpoint folder (see save.base).
+function methods:save_base(dir, opts) save.base(self, dir, opts) end
 
 --- Save the adapter as a PEFT folder, tested (save.lua).
 function methods:save(dir) save.adapter(self, dir) end

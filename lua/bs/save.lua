@@ -1,10 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Saving an adapter. The new files are written beside the old ones, read back by PEFT's rules, tested, and
+--- Saving what was trained. An adapter: the new files are written beside the old ones, read back by PEFT's rules, tested, and
 -- only then put in place; whatever fails leaves the old adapter as it was. The test: every matrix has the bits
 -- of the live parameter and the same scale; with the file's matrices the model gives the logits that it gave
 -- with the live ones, and others than without an adapter. A failed test ends with exit status 6.
 local bs = require "bs"
 local adapter = require "bs.adapter"
+local checkpoint = require "bs.checkpoint"
 
 local save = {}
 local NEW <const> = ".new"
@@ -123,6 +124,24 @@ function save.adapter(job, dir, tamper)
     adapter.discard(dir, NEW)
     error(err, 0)
   end
+end
+
+--- Write the weights of a job with trainable="base", as its steps have left them, as a checkpoint folder
+-- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.
+function save.base(job, dir, opts)
+  if job.cfg.trainable ~= "base" then
+    bs.fail(2, 'save_base: trainable="%s" changes no weight of the model; save(dir) writes the adapter',
+      job.cfg.trainable)
+  end
+  local dtype, values = opts and opts.dtype or "f32", job:parameters()
+  local arrays = checkpoint.others(job.model.checkpoint, values)
+  if job.model.tied then arrays[job.model.family.head.weight] = nil end
+  for name, value in pairs(values) do
+    local dims = job.model.checkpoint.tensors[name].dims
+    if #dims ~= 2 then value = bs.array.new("f32", dims, value:bytes()) end
+    arrays[name] = dtype == "f32" and value or value:cast(dtype)
+  end
+  checkpoint.write(dir, job.model.checkpoint.config, arrays, dtype)
 end
 
 return save

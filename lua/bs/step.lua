@@ -71,21 +71,43 @@ function methods:forward_backward(micros, opts)
   return self.head:loss(), count
 end
 
---- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab], "last" of
--- [rows, vocab]: the last token of each row. observe(kind, i, micro, array): hidden states after embedding (0)
--- and each layer. prepare(layer, micro) is called before ops of a layer are issued.
-function methods:walk(micros, mode, observe, prepare)
+local function walk(self, micros, mode, o)
   local count = set_batch(self, micros)
   if mode == "loss" and count == 0 then bs.fail(1, "no labelled token to evaluate") end
   local list = self.walk_program
-  pass(self, {
+  local run = {
     micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = mode,
-    lowest = self.model.config.layers, early = 0, observe = observe, prepare = prepare,
-  }, list)
+    lowest = self.model.config.layers, early = 0, observe = o.observe, prepare = o.prepare, cache = o.cache,
+    cyclic = o.next,
+  }
+  if o.next then
+    run.early = math.min(2, #list - 1)
+    run.ahead = function()
+      self.stream:push(list, true)
+      self.pushed_next = list
+    end
+  end
+  pass(self, run, list)
+  self.pushed, self.pushed_next = self.pushed_next, nil
   if mode == "loss" then return self.head:loss(), count end
   local out = {}
   for j = 1, #micros do out[j] = self.head:logits(j - 1) end
   return out
+end
+
+--- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab], "last" of
+-- [rows, vocab]: the last token of each row. observe(kind, i, micro, array): hidden states after embedding (0)
+-- and each layer. prepare(layer, micro) is called before ops of a layer are issued.
+function methods:walk(micros, mode, observe, prepare)
+  return walk(self, micros, mode, { observe = observe, prepare = prepare })
+end
+
+--- Walk of rows that go on: a micro-batch also holds row_id (rows of the job's cache, from 0) and start (the
+-- position of each row's first token; all earlier ones have been decoded). Returns what a walk for "last" does.
+-- next: another decode follows.
+function methods:decode(micros, next)
+  if not self.cache then bs.fail(2, "decode: the job was made without cache=") end
+  return walk(self, micros, "last", { cache = self.cache, next = next })
 end
 
 local optimizer_defaults = {

@@ -183,7 +183,7 @@ describe("a save", function()
     assert.is_true(tonumber(last_loss) < tonumber(first))
     assert.equal(last_loss, recipe("adapter=" .. dir):match("held%-out loss ([%d.]+) %->"))
     assert.same({ 3, 5 }, { config_of(dir).r, config_of(dir).lora_alpha })
-    assert.matches("r= is given with adapter=", recipe("r=3 adapter=" .. dir), 1, true)
+    assert.matches("r= is what the adapter in " .. dir .. " says", recipe("r=3 adapter=" .. dir), 1, true)
   end)
 
   it("of an adapter that has not been trained yet is fine", function()
