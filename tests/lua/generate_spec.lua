@@ -131,7 +131,6 @@ describe("greedy generation", function()
     it("writes the reference's tokens: " .. name, function()
       local dir = "tests/data/" .. name
       local ref <close> = assert(bs.safetensors.open(dir .. "/reference.safetensors"))
-      if not ref:find "greedy" then return end
       local want, ids, mask = ref:read("greedy"):table(), ref:read("input_ids"), ref:read("attention_mask"):table()
       local n = 0
       while n < ids:dims()[2] and mask[n + 1] == 1 do n = n + 1 end
