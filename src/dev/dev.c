@@ -456,10 +456,12 @@ bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
 
 static bs_status operand_ok(const bs_dev *dev, const bsi_arg *a, const char *label, int i)
 {
-    char noun[32];
+    static const char *const nouns[BSK_MAX_ARGS] = {
+        "operand 1", "operand 2", "operand 3", "operand 4",  "operand 5",  "operand 6",
+        "operand 7", "operand 8", "operand 9", "operand 10", "operand 11", "operand 12"};
+    const char *noun = nouns[i];
     if (a->bytes == 0)
         return BS_OK;
-    snprintf(noun, sizeof noun, "operand %d", i + 1);
     BSI_TRY(range_ok(dev, a->at, a->bytes, label, noun));
     if (a->mode < BSI_READ || a->mode > BSI_READWRITE)
         return bsi_fail(BS_ARG, "%s: %s says neither read nor write", label, noun);

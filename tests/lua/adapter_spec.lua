@@ -260,8 +260,8 @@ describe("a save", function()
       return got
     end
     expect("differ from the live model's")
-    j.walk = function(self, micros, mode, observe, prepare)
-      walk(self, micros, mode, observe, prepare)
+    j.walk = function(self, micros, mode, observe, next, prepare)
+      walk(self, micros, mode, observe, next, prepare)
       error("disk fell out")
     end
     local before = digest(j)
