@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda_kernels.c: times of the cuda device's kernels, through the device layer, at the sizes of a model
-*of
-** eight billion parameters. Random operands, larger than the caches. A time is the best of three means;
-** TFLOP/s count a masked score once and half of a causal square; GB/s count each operand once.
+** cuda_kernels.c: times of the cuda device's kernels, through the device layer, at the sizes of a
+** model of eight billion parameters. Random operands, larger than the caches. A time is the best of
+** three means; TFLOP/s count a masked score once and half of a causal square; GB/s count each operand
+** once.
 */
 #include "dev/dev.h"
 

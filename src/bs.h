@@ -340,6 +340,8 @@ BS_API void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out);
 BS_API bs_dtype bs_engine_compute(const bs_engine *e);
 /* Wait until everything issued has run; pumps attached streams; BS_CANCELLED or BS_DEVICE possible. */
 BS_API BS_NODISCARD bs_status bs_engine_sync(bs_engine *e);
+/* The same for the ops alone; blocks that are on their way stay so. */
+BS_API BS_NODISCARD bs_status bs_engine_wait(bs_engine *e);
 /* After this no region can be added and the arena, which is what the regions leave, starts. */
 BS_API BS_NODISCARD bs_status bs_engine_seal(bs_engine *e);
 
@@ -693,6 +695,23 @@ BS_API BS_NODISCARD bs_status bs_rows_predict(bs_rows *r, int micro, uint64_t *p
 BS_API BS_NODISCARD bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale,
                                            const bs_place *acc);
 BS_API void bs_rows_stats_get(const bs_rows *r, bs_rows_stats *out);
+
+/* ---- rates of a machine: the copies, products and reads of a step, each alone ----------------- */
+
+/* Seconds of one copy of `bytes` from pinned to device memory (out: back), n in a row. */
+BS_API BS_NODISCARD bs_status bs_rate_copy(bs_dev *dev, bool out, size_t bytes, int n, double *seconds);
+/* Seconds of one product y [M,N] = x [M,K] w [N,K]^T in f32 or bf16, n in a row. */
+BS_API BS_NODISCARD bs_status bs_rate_gemm(bs_dev *dev, bs_dtype t, int64_t M, int64_t N, int64_t K, int n,
+                                           double *seconds);
+typedef struct bs_read_rate {
+    uint64_t bytes;
+    double seconds;
+    char io[32]; /* as in bs_stream_stats */
+} bs_read_rate;
+/* Reads all extents of some blocks into pinned memory, as the streamer does, and drops them; the files are
+   as the manifest opened them (io->no_direct is not looked at). */
+BS_API BS_NODISCARD bs_status bs_rate_read(bs_dev *dev, const bs_manifest *m, int n_blocks,
+                                           const int *block, const bs_io_cfg *io, bs_read_rate *out);
 
 /* ---- tokenizer: the tokenizer.json of Hugging Face ------------------------------------------- */
 

@@ -5,12 +5,10 @@
 ** with dP = dO v^T and delta = rowsum(dO O).
 **
 ** A pass is the same kernel with the roles changed. Its block owns ROWS rows of a score tile, 16 a
-*warp:
-** keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes scores
-*and
-** dP in registers, rounds them to operands in place and adds dS times the first streamed operand (dk or
-*dq)
-** and, for keys, P times the second (dv). The query heads of a key head and the columns come in order.
+** warp: keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes
+** scores and dP in registers, rounds them to operands in place and adds dS times the first streamed
+** operand (dk or dq) and, for keys, P times the second (dv). The query heads of a key head and the
+** columns come in order.
 */
 #include "attention.cuh"
 #include "mma.cuh"

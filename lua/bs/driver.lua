@@ -8,22 +8,31 @@ local program = require "bs.program"
 local driver = {}
 local K, kind_name = program.kind, program.kind_name
 
--- Scope of one (visit, micro-batch) and the context that stages see.
+-- What stages see of micro-batch j beside their arguments. One for all visits of a pass; only `layer` changes.
 -- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
-local function enter(job, run, v, j, tape, suffix)
-  local label = ("layer %d %s%s, micro-batch %d"):format(v.layer, kind_name[v.kind], suffix or "", j)
-  local scope = job.engine:scope {
-    label = label, batch = job.batch, micro = j, tape = tape, train = run.train, step = run.step,
-  }
-  local ctx = {
-    layer = v.layer, micro = j,
-    attend = function(q, k, val, cfg) return bs.op.attention(q, k, val, cfg) end,
+local function context(job, run, j)
+  local longest = job.batch:longest(j)
+  return {
+    micro = j, attend = bs.op.attention,
     rope = function(x, heads, name)
       local r = job.ropes[name or "default"]
-      return bs.op.rope(x, job.batch:longest(j) > r.most and r.long or r.short, heads)
+      return bs.op.rope(x, longest > r.most and r.long or r.short, heads)
     end,
+    scope = { batch = job.batch, micro = j, train = run.train, step = run.step },
   }
-  return scope, ctx
+end
+
+-- Scope of one (visit, micro-batch), and its context.
+local function enter(job, run, v, j, tape, suffix)
+  local ctx = run.contexts[j]
+  if not ctx then
+    ctx = context(job, run, j)
+    run.contexts[j] = ctx
+  end
+  local o = ctx.scope
+  o.label = ("layer %d %s%s, micro-batch %d"):format(v.layer, kind_name[v.kind], suffix or "", j)
+  o.tape, ctx.layer = tape, v.layer
+  return job.engine:scope(o), ctx
 end
 
 -- A stage must be pure: its recompute issues the same ops as its forward did.
@@ -215,7 +224,17 @@ handler[K.norm_backward] = function(job, run, v)
   end
 end
 
-local descends = { [K.norm_backward] = true, [K.backward] = true, [K.mix_backward] = true }
+-- The gradient of half the mean square of h is h over the number of its entries.
+handler[K.turn] = function(job, run, v)
+  local keys, entries = job.keys, 0
+  for j = 0, run.micros - 1 do entries = entries + job.batch:tokens(j) * job.model.config.channels end
+  for j = 0, run.micros - 1 do
+    local _ <close> = enter(job, run, v, j, false)
+    job.store:put(keys.g, j, bs.op.scale(job.store:get(keys.h[v.layer], j), 1 / entries))
+  end
+end
+
+local descends = { [K.norm_backward] = true, [K.turn] = true, [K.backward] = true, [K.mix_backward] = true }
 
 local function gather_embeddings(job, run)
   for j = 0, run.micros - 1 do
@@ -227,7 +246,7 @@ end
 --- Run one pushed segment of n visits. run: {micros, count (labelled tokens), train, step, head_mode,
 -- lowest, input_gradient(layer) -> bool, observe, ahead = fn called before the last visits}.
 function driver.segment(job, run, n)
-  run.hashes = {}
+  run.hashes, run.contexts = {}, {}
   if not job.model.embed then gather_embeddings(job, run) end
   for i = 1, n do
     local v = job.stream:next()

@@ -26,7 +26,8 @@ local mt = { __index = methods, __name = "bs.job" }
 local UNBOUNDED = 1 << 60
 --- Settings and their defaults. vram and ram: bytes of the device pool and of every accounted host byte.
 -- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
--- the device may be meta, which counts memory and computes nothing.
+-- the device may be meta, which counts memory and computes nothing. stack: the layers alone, without the head
+-- (measurements): steps have no loss.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
@@ -37,6 +38,7 @@ job.defaults = {
 local optional = {
   model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
   device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
+  stack = "boolean",
 }
 
 -- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
@@ -88,6 +90,9 @@ local function settings(cfg)
     if out[key] == nil then out[key] = value end
   end
   if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
+  if out.stack and out.trainable == "base" then
+    bs.fail(2, "stack=true: the layers alone have no loss to train the whole model with; lora or none is expected")
+  end
   if out.rows == 0 then out.rows = math.min(out.micro_tokens, 1024) end
   if out.rows > out.micro_tokens then
     bs.fail(2, "rows=%d; as many as micro_tokens=%d at most are expected", out.rows, out.micro_tokens)
@@ -226,9 +231,11 @@ local function build(self, device, choice, pool_bytes)
     trainer = { params = o.params, adapter = lora.register(m, self.adapters, o.params), base = o.base }
     o.params:seal()
   end
-  local head = head_config(self)
-  head.batch = o.batch
-  o.head = bs.head.open(e, head)
+  if not cfg.stack then
+    local head = head_config(self)
+    head.batch = o.batch
+    o.head = bs.head.open(e, head)
+  end
   o.ropes = make_ropes(self, e)
   o.weights = model.bind(m, e, trainer)
   o.stream = bs.stream.open { engine = e, plan = o.plan, io = cfg.io }
@@ -269,7 +276,7 @@ local function dry_run(self)
   if self.cfg.micros > 1 then micros[2] = micros[1] end
   if self.cfg.trainable ~= "none" then self:forward_backward(micros, { step = 1 }) end
   self:walk(micros, "loss")
-  if self.cfg.logits then self:walk(micros, "logits") end
+  if self.cfg.logits and not self.cfg.stack then self:walk(micros, "logits") end
   local arena = self.engine:stats().arena_peak
   close_objects(self)
   return { arena = arena, other = other }
@@ -321,10 +328,14 @@ function job.new(cfg)
     update = self.cfg.trainable == "base" and self.cfg.home == "gpu",
   })
   choose_trainables(self)
-  local trains = self.cfg.trainable ~= "none"
-  self.walk_program = program.walk(self.model)
-  self.program = trains and program.train(self.model, self.lowest, self.cfg.trainable == "base")
-    or self.walk_program
+  self.walk_program = program.walk(self.model, self.cfg.stack)
+  if self.cfg.trainable == "none" then
+    self.program = self.walk_program
+  elseif self.cfg.stack then
+    self.program = program.stack(self.model, self.lowest)
+  else
+    self.program = program.train(self.model, self.lowest, self.cfg.trainable == "base")
+  end
   self.choice = plan.choose(self, dry_run(self))
   build(self, self.device, self.choice, self.choice.peak)
   load_parameters(self)

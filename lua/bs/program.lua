@@ -4,10 +4,11 @@
 -- before the first visit, but where they can be updated: there the table is a block (`embed`).
 local program = {}
 
---- Kinds of visits. `remix` is a mix forward without tape in the backward half of a staged layer.
+--- Kinds of visits. `remix` is a mix forward without tape in the backward half of a staged layer; `turn`
+-- ends the forward half of a stack without head.
 program.kind = {
   forward = 1, backward = 2, mix = 3, experts = 4, remix = 5, experts_backward = 6, mix_backward = 7,
-  norm = 8, tile = 9, tile_gradient = 10, norm_backward = 11, embed = 12,
+  norm = 8, tile = 9, tile_gradient = 10, norm_backward = 11, embed = 12, turn = 13,
 }
 local K = program.kind
 program.kind_name = {}
@@ -35,11 +36,24 @@ local function head(list, m)
   for t, tile in ipairs(m.tiles) do visit(list, tile.block, K.tile, m.config.layers, t) end
 end
 
---- Forward walk with the head: evaluation, logits.
-function program.walk(m)
+local function backward_layers(list, m, lowest)
+  for i = m.config.layers - 1, lowest, -1 do
+    local layer = m.layers[i]
+    if layer.groups then
+      visit(list, layer.mix.block, K.remix, i)
+      for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts_backward, i, g) end
+      visit(list, layer.mix.block, K.mix_backward, i)
+    else
+      visit(list, layer.mix.block, K.backward, i)
+    end
+  end
+end
+
+--- Forward walk with the head: evaluation, logits. stack: the layers alone.
+function program.walk(m, stack)
   local list = {}
   forward_layers(list, m)
-  head(list, m)
+  if not stack then head(list, m) end
   return list
 end
 
@@ -53,16 +67,16 @@ function program.train(m, lowest, head_gradient)
     end
   end
   visit(list, m.norm.block, K.norm_backward, m.config.layers)
-  for i = m.config.layers - 1, lowest, -1 do
-    local layer = m.layers[i]
-    if layer.groups then
-      visit(list, layer.mix.block, K.remix, i)
-      for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts_backward, i, g) end
-      visit(list, layer.mix.block, K.mix_backward, i)
-    else
-      visit(list, layer.mix.block, K.backward, i)
-    end
-  end
+  backward_layers(list, m, lowest)
+  return list
+end
+
+--- Training step of the layers alone: the loss is half the mean square of the last hidden state, so that
+-- the gradient needs no head. For measurements.
+function program.stack(m, lowest)
+  local list = program.walk(m, true)
+  visit(list, m.norm.block, K.turn, m.config.layers)
+  backward_layers(list, m, lowest)
   return list
 end
 

@@ -28,6 +28,15 @@ local function drop(self)
   if self.params then pcall(self.params.zero_grad, self.params) end
 end
 
+-- The same program follows: push it before the last visits, so that its first blocks arrive meanwhile.
+local function follow(self, run, list)
+  run.cyclic, run.early = true, math.min(2, #list - 1)
+  run.ahead = function()
+    self.stream:push(list, true)
+    self.pushed_next = list
+  end
+end
+
 -- Run a pass over a pushed program; whatever is raised in it leaves the job usable.
 local function pass(self, run, list)
   if self.pushed ~= list then
@@ -36,7 +45,10 @@ local function pass(self, run, list)
   end
   self.pushed = nil
   local ok, err = xpcall(driver.segment, bs.traceback, self, run, #list)
-  if ok then return end
+  if ok then
+    self.pushed, self.pushed_next = self.pushed_next, nil
+    return
+  end
   drop(self)
   error(err, 0)
 end
@@ -51,36 +63,34 @@ function methods:forward_backward(micros, opts)
   local embedding = trainable == "base"
   local run = {
     micros = #micros, count = count, train = true, step = opts.step or 0, head_mode = "train",
-    lowest = self.lowest, early = math.min(2, #list - 1), cyclic = true,
+    lowest = self.lowest, early = 0, cyclic = true,
     input_gradient = function(i) return i > self.lowest or embedding end,
   }
-  if opts.next then
-    run.ahead = function()
-      self.stream:push(list, true)
-      self.pushed_next = list
-    end
-  end
+  if opts.next then follow(self, run, list) end
   pass(self, run, list)
-  self.pushed, self.pushed_next = self.pushed_next, nil
   if embedding then
     local id = self.base[self.model.family.embed.name]
     for j = 0, #micros - 1 do
       self.rows:grad(self.store, self.keys.g, j, self.model.embed_scale, self.params, id)
     end
   end
-  return self.head:loss(), count
+  return self.head and self.head:loss(), count
 end
 
 --- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab].
--- observe(kind, i, micro, array): hidden states after embedding (0) and each layer.
-function methods:walk(micros, mode, observe)
+-- observe(kind, i, micro, array): hidden states after embedding (0) and each layer. A stack has no head: its
+-- walk waits for the last layer and returns nothing. next: the same walk follows.
+function methods:walk(micros, mode, observe, next)
   local count = set_batch(self, micros)
   if mode == "loss" and count == 0 then bs.fail(1, "no labelled token to evaluate") end
   local list = self.walk_program
-  pass(self, {
-    micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = mode,
+  local run = {
+    micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = self.head and mode,
     lowest = self.model.config.layers, early = 0, observe = observe,
-  }, list)
+  }
+  if next then follow(self, run, list) end
+  pass(self, run, list)
+  if not self.head then return self.engine:wait() end
   if mode == "loss" then return self.head:loss(), count end
   local out = {}
   for j = 1, #micros do out[j] = self.head:logits(j - 1) end

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** json.c: a scan that makes text from outside safe to give to cJSON, the parse itself, and a growing
-*text
-** buffer for writing. The scan also counts values and strings, which bounds the memory of the tree
-*before
-** any of it is allocated.
+** text buffer for writing. The scan also counts values and strings, which bounds the memory of the
+** tree before any of it is allocated.
 */
 #include "base/json.h"
 

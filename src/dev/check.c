@@ -6,8 +6,8 @@
 **
 ** Owner thread only. Objects are wrapped: what callers hold is the outer object, the inner device sees
 ** its own. cfg.drop_wait names one wait that is left out here and in the inner device, which is how
-*tests
-** prove that each wait is needed. Use of closed objects is refused in dev.c, which keeps them for that.
+** tests prove that each wait is needed. Use of closed objects is refused in dev.c, which keeps them
+** for that.
 */
 #include "dev/check.h"
 
@@ -95,8 +95,7 @@ void bsi_check_note(const bs_dev *dev, const char *fmt, ...)
     bsi_check_report(dev_of(dev), bs_hash64(text, strlen(text), 0), "%s", text);
 }
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Whoever reads device memory that nobody wrote shall read NaN, as may happen on a real device. */
 static bs_status poison(check_dev *d, bsi_mem *inner)
@@ -159,8 +158,7 @@ static bsi_addr inner_addr(bsi_addr a)
     return (bsi_addr){&((check_mem *)a.mem->impl)->inner, a.off};
 }
 
-/* ---- queues and events
- * ----------------------------------------------------------------------------------- */
+/* ---- queues and events ----------------------------------------------------------------------- */
 
 static bs_status check_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
 {
@@ -277,8 +275,7 @@ static bs_status check_queue_status(bsi_queue *queue)
     return d->inner.ops->queue_status(&((check_queue *)queue->impl)->inner);
 }
 
-/* ---- operations
- * ------------------------------------------------------------------------------------------ */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static void tick(check_dev *d, const check_queue *q)
 {

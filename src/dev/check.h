@@ -4,9 +4,8 @@
 **
 ** Every operation ticks the clock of its queue. clock[r][q] is the newest operation of queue q that is
 ** ordered before the next operation of queue r; records snapshot a row, waits join it. What the host
-*has
-** seen to be complete (`seen`) never orders two operations: a host that happens to poll in time must
-** not hide a missing wait. It only tells whether memory may be freed.
+** has seen to be complete (`seen`) never orders two operations: a host that happens to poll in time
+** must not hide a missing wait. It only tells whether memory may be freed.
 */
 #ifndef BS_CHECK_H
 #define BS_CHECK_H

@@ -3,12 +3,10 @@
 ** check_history.c: what the check device remembers of each memory, and what it reports.
 **
 ** A memory is cut into segments, each with its last write and the last read of every queue since. That
-*is
-** enough: a read or write that is ordered after the last write is ordered after everything that write
-** was ordered after, and what was not has been reported already. A write replaces the segments under
-** it by one; segments of equal history are merged and forgotten histories make them equal, so the
-*number of
-** segments follows the number of ranges that are really in use. Owner thread only.
+** is enough: a read or write that is ordered after the last write is ordered after everything that
+** write was ordered after, and what was not has been reported already. A write replaces the segments
+** under it by one; segments of equal history are merged and forgotten histories make them equal, so
+** the number of segments follows the number of ranges that are really in use. Owner thread only.
 */
 #include "dev/check.h"
 
@@ -17,8 +15,7 @@
 #define MAX_LINES   200 /* violations beyond are counted and not told */
 #define COMPACT_MIN 64  /* segments below which no compaction is tried */
 
-/* ---- names and reports
- * ------------------------------------------------------------------------------------- */
+/* ---- names and reports ----------------------------------------------------------------------- */
 
 const char *bsi_check_intern(check_dev *d, const char *text)
 {
@@ -112,8 +109,7 @@ static void report_conflict(check_dev *d, const check_mem *m, size_t lo, size_t 
         lo, hi, kind_name(m->inner.kind), m->number, hint);
 }
 
-/* ---- segments
- * ---------------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 static void put_segment(check_dev *d, check_segment *s)
 {

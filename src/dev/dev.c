@@ -54,8 +54,7 @@ static inline object *object_of(const void *pub)
     return (object *)(uintptr_t)pub;
 }
 
-/* ---- open and close
- * ---------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
 {
@@ -156,8 +155,7 @@ void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud)
     dev->pump_ud = ud;
 }
 
-/* ---- checks that every call makes
- * ----------------------------------------------------------------------- */
+/* ---- checks that every call makes ------------------------------------------------------------ */
 
 /* Nothing can be issued on a device that is closed or lost. */
 static bs_status usable(const bs_dev *dev, const char *what)
@@ -230,8 +228,7 @@ static bs_status range_ok(const bs_dev *dev, bsi_addr at, size_t bytes, const ch
     return BS_OK;
 }
 
-/* ---- objects
- * ------------------------------------------------------------------------------------------- */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 static object *new_object(void)
 {
@@ -361,8 +358,7 @@ void bsi_event_close(bsi_event *ev)
     object_closed(ev->dev, object_of(ev));
 }
 
-/* ---- order
- * ----------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 /* Appended under the lock, read without it: an entry is complete before the count covers it. */
 static pthread_mutex_t sites_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -427,8 +423,7 @@ bs_status bsi_queue_status(bsi_queue *q)
     return settle(q->dev, q->dev->ops->queue_status(q));
 }
 
-/* ---- operations
- * ------------------------------------------------------------------------------------------ */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 bs_status bsi_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes)
 {
@@ -456,10 +451,12 @@ bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
 
 static bs_status operand_ok(const bs_dev *dev, const bsi_arg *a, const char *label, int i)
 {
-    char noun[32];
+    static const char *const nouns[BSK_MAX_ARGS] = {
+        "operand 1", "operand 2", "operand 3", "operand 4",  "operand 5",  "operand 6",
+        "operand 7", "operand 8", "operand 9", "operand 10", "operand 11", "operand 12"};
+    const char *noun = nouns[i];
     if (a->bytes == 0)
         return BS_OK;
-    snprintf(noun, sizeof noun, "operand %d", i + 1);
     BSI_TRY(range_ok(dev, a->at, a->bytes, label, noun));
     if (a->mode < BSI_READ || a->mode > BSI_READWRITE)
         return bsi_fail(BS_ARG, "%s: %s says neither read nor write", label, noun);
@@ -492,8 +489,7 @@ bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud)
     return settle(q->dev, q->dev->ops->host_fn(q, fn, ud));
 }
 
-/* ---- blocking waits
- * -------------------------------------------------------------------------------------- */
+/* ---- blocking waits -------------------------------------------------------------------------- */
 
 /* A pump may wait itself; it is not entered again from there. */
 static void pump(device *d)

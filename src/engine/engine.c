@@ -151,6 +151,11 @@ bs_status bs_engine_sync(bs_engine *e)
     return bsi_queue_sync(e->copy_out);
 }
 
+bs_status bs_engine_wait(bs_engine *e)
+{
+    return bsi_engine_drain(e);
+}
+
 bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
 {
     e->launches++;

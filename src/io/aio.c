@@ -2,8 +2,7 @@
 /*
 ** aio.c: asynchronous reads over one of two engines: order of submission, depth, what a result means,
 ** faults for tests. Only the owner thread is here. A read is in exactly one place: waiting (fifo), in
-*the
-** engine, withheld (tests), or finished. Its buffer is untouched by us once it is finished.
+** the engine, withheld (tests), or finished. Its buffer is untouched by us once it is finished.
 */
 #include "io/aio.h"
 
@@ -255,8 +254,7 @@ static bool settle(bsi_aio *a, bsi_request *q)
     return false;
 }
 
-/* ---- moving reads along
- * ------------------------------------------------------------------------------- */
+/* ---- moving reads along ---------------------------------------------------------------------- */
 
 static void finish(bsi_aio *a, bsi_request *q)
 {

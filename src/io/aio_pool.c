@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** aio_pool.c: reads by a few threads that call pread. The owner hands requests over through a queue
-*under
-** a mutex; finished ones come back on a list that only grows (owner takes all of it at once), with a
-** semaphore that wakes the owner. The way back has no lock, so that nothing but the list orders a
-** thread's writes before the owner's reads. Threads touch a request between the two, nothing else.
+** under a mutex; finished ones come back on a list that only grows (owner takes all of it at once),
+** with a semaphore that wakes the owner. The way back has no lock, so that nothing but the list orders
+** a thread's writes before the owner's reads. Threads touch a request between the two, nothing else.
 */
 #include "io/aio.h"
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** manifest.c: where each block's bytes are. Built call by call, then frozen by bs_manifest_finish,
-*which
-** opens the files and computes the three layouts of a block: aligned extents (disk and host slot), the
-** canonical device layout, and the expansion to the compute dtype. Owner thread. After finish nothing
-** but the expansion changes and every pointer handed out stays; before it, pointers last until the
-** next add.
+** which opens the files and computes the three layouts of a block: aligned extents (disk and host
+** slot), the canonical device layout, and the expansion to the compute dtype. Owner thread. After
+** finish nothing but the expansion changes and every pointer handed out stays; before it, pointers
+** last until the next add.
 */
 #include "base/json.h"
 #include "io/private.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** manifest_json.c: a manifest as JSON text and back. Reading goes through the same builder calls as any
-** caller's, so nothing in the text is believed that they would refuse; the digest is computed again and
-** must be the one written. Layouts and alignments are not stored: they belong to the machine that
-*reads.
+** manifest_json.c: a manifest as JSON text and back. Reading goes through the same builder calls as
+** any caller's, so nothing in the text is believed that they would refuse; the digest is computed
+** again and must be the one written. Layouts and alignments are not stored: they belong to the machine
+** that reads.
 */
 #include "base/json.h"
 #include "io/io.h"

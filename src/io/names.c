@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** names.c: a hash table from names to numbers, filled once and then only read. Linear probing in a
-*table
-** of at least twice as many places as names, so an empty place always ends a search.
+** table of at least twice as many places as names, so an empty place always ends a search.
 */
 #include "io/private.h"
 

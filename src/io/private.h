@@ -15,7 +15,7 @@
 #define BSI_EXTENT_ALIGN 4096      /* of extents of files that are read through the page cache */
 
 /* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
- *sys (may be NULL): errno when open itself failed, else 0. */
+   sys (may be NULL): errno when open itself failed, else 0. */
 bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
 /* Size and identity of an open file. */
 void bsi_file_identify(bsi_file *f, const struct stat *st);

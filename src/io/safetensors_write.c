@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** safetensors_write.c: writes arrays as a safetensors file the way the format's own writer does:
-*tensors
-** by alignment, largest first, then by name; header padded with spaces to a multiple of 8. So every
-** tensor is aligned in the file and the same arrays always give the same bytes. Owner thread.
+** tensors by alignment, largest first, then by name; header padded with spaces to a multiple of 8. So
+** every tensor is aligned in the file and the same arrays always give the same bytes. Owner thread.
 */
 #include "base/json.h"
 #include "io/private.h"

@@ -21,13 +21,10 @@ static void unlink_edge(bsl_edge *e)
     e->link = NULL;
 }
 
-/* The open scope of an engine. The newest users come first, so the search is short. */
+/* The open scope of an engine. */
 static bsl_box *open_scope(const bsl_box *engine)
 {
-    for (const bsl_edge *e = engine ? engine->users : NULL; e; e = e->next)
-        if (e->user->type == &bsl_scope_type && e->user->h)
-            return e->user;
-    return NULL;
+    return engine ? engine->open : NULL;
 }
 
 static void close_box(bsl_box *b)
@@ -39,6 +36,8 @@ static void close_box(bsl_box *b)
     }
     while (b->users)
         close_box(b->users->user);
+    if (b->type == &bsl_scope_type && b->edge[0].link && b->edge[0].owner->open == b)
+        b->edge[0].owner->open = NULL;
     for (int i = 0; i < b->type->owners; i++)
         unlink_edge(&b->edge[i]);
     void *h = b->h;
@@ -262,61 +261,73 @@ int bsl_optionerror(lua_State *L, int arg, const char *field, const char *expect
         lua_pushfstring(L, "option '%s': %s expected, got %s", field, expected, luaL_typename(L, -1)));
 }
 
-/* The value on the top when it is a number that is an integer (text is not converted), else not
- *whole. */
+/* The value on the top when it is a number that is an integer (text is not converted), else not whole.
+   */
 static lua_Integer top_integer(lua_State *L, int *whole)
 {
     *whole = 0;
     return lua_type(L, -1) == LUA_TNUMBER ? lua_tointegerx(L, -1, whole) : 0;
 }
 
-static lua_Integer option_integer(lua_State *L, int arg, const char *name, lua_Integer min,
-                                  lua_Integer max)
+typedef struct option_at { /* an option of the table at arg; its name for messages is both texts */
+    int arg;
+    const char *prefix, *name;
+} option_at;
+
+static void wrong_option(lua_State *L, const option_at *at, const char *expected)
+{
+    lua_pushfstring(L, "%s%s", at->prefix, at->name);
+    lua_insert(L, -2);
+    bsl_optionerror(L, at->arg, lua_tostring(L, -2), expected);
+}
+
+static lua_Integer option_integer(lua_State *L, const option_at *at, lua_Integer min, lua_Integer max)
 {
     int whole;
     lua_Integer v = top_integer(L, &whole);
     if (!whole)
-        bsl_optionerror(L, arg, name, "integer");
+        wrong_option(L, at, "integer");
     if (v < min || v > max)
-        luaL_argerror(L, arg,
-                      lua_pushfstring(L, "option '%s': %I is outside %I..%I", name, (LUAI_UACINT)v,
-                                      (LUAI_UACINT)min, (LUAI_UACINT)max));
+        luaL_argerror(L, at->arg,
+                      lua_pushfstring(L, "option '%s%s': %I is outside %I..%I", at->prefix, at->name,
+                                      (LUAI_UACINT)v, (LUAI_UACINT)min, (LUAI_UACINT)max));
     return v;
 }
 
-/* Store the value on the top, whose option name for messages is `name`. */
-static void store_option(lua_State *L, int arg, const char *name, const bsl_option *o, void *out)
+/* Store the value on the top. */
+static void store_option(lua_State *L, int arg, const char *prefix, const bsl_option *o, void *out)
 {
+    const option_at where = {arg, prefix, o->name};
     void *at = (char *)out + o->offset;
     switch (o->kind) {
     case BSL_INT:
-        *(int *)at = (int)option_integer(L, arg, name, INT_MIN, INT_MAX);
+        *(int *)at = (int)option_integer(L, &where, INT_MIN, INT_MAX);
         break;
     case BSL_UINT:
-        *(unsigned *)at = (unsigned)option_integer(L, arg, name, 0, UINT_MAX);
+        *(unsigned *)at = (unsigned)option_integer(L, &where, 0, UINT_MAX);
         break;
     case BSL_I64:
-        *(int64_t *)at = option_integer(L, arg, name, INT64_MIN, INT64_MAX);
+        *(int64_t *)at = option_integer(L, &where, INT64_MIN, INT64_MAX);
         break;
     case BSL_U64:
-        *(uint64_t *)at = (uint64_t)option_integer(L, arg, name, INT64_MIN, INT64_MAX);
+        *(uint64_t *)at = (uint64_t)option_integer(L, &where, INT64_MIN, INT64_MAX);
         break;
     case BSL_SIZE:
-        *(size_t *)at = (size_t)option_integer(L, arg, name, 0, INT64_MAX);
+        *(size_t *)at = (size_t)option_integer(L, &where, 0, INT64_MAX);
         break;
     case BSL_NUM:
         if (lua_type(L, -1) != LUA_TNUMBER)
-            bsl_optionerror(L, arg, name, "number");
+            wrong_option(L, &where, "number");
         *(double *)at = lua_tonumber(L, -1);
         break;
     case BSL_BOOL:
         if (!lua_isboolean(L, -1))
-            bsl_optionerror(L, arg, name, "boolean");
+            wrong_option(L, &where, "boolean");
         *(bool *)at = lua_toboolean(L, -1);
         break;
     case BSL_STR:
         if (lua_type(L, -1) != LUA_TSTRING)
-            bsl_optionerror(L, arg, name, "string");
+            wrong_option(L, &where, "string");
         *(const char **)at = lua_tostring(L, -1);
         break;
     case BSL_ANY:
@@ -366,15 +377,13 @@ void bsl_nestedoptions(lua_State *L, int arg, int index, const char *prefix, con
         if (lua_type(L, -2) != LUA_TSTRING)
             luaL_argerror(L, arg, "option names must be strings");
         const char *key = lua_tostring(L, -2);
-        const char *name = lua_pushfstring(L, "%s%s", prefix, key);
-        lua_insert(L, -2);
         const bsl_option *o = spec;
         while (o->name && strcmp(o->name, key) != 0)
             o++;
         if (!o->name)
-            unknown_option(L, arg, name, spec);
-        store_option(L, arg, name, o, out);
-        lua_pop(L, 2);
+            unknown_option(L, arg, lua_pushfstring(L, "%s%s", prefix, key), spec);
+        store_option(L, arg, prefix, o, out);
+        lua_pop(L, 1);
     }
     for (const bsl_option *o = spec; o->name; o++) {
         if (o->required && lua_getfield(L, index, o->name) == LUA_TNIL)

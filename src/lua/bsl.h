@@ -32,6 +32,7 @@ struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
     uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
+    bsl_box *open; /* of an engine: its open scope */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };
@@ -166,6 +167,7 @@ void bsl_open_tensor(lua_State *L);
 void bsl_open_head(lua_State *L);
 void bsl_open_stream(lua_State *L);
 void bsl_open_rows(lua_State *L);
+void bsl_open_rates(lua_State *L);
 void bsl_open_tokenizer(lua_State *L);
 /* Give waiting log lines to the script's function; any lua_State of the script. */
 void bsl_flushlog(lua_State *L);

@@ -121,6 +121,12 @@ static int l_engine_sync(lua_State *L)
     return 0;
 }
 
+static int l_engine_wait(lua_State *L)
+{
+    bsl_try(L, bs_engine_wait(check_engine(L)), "bs.engine.wait");
+    return 0;
+}
+
 static int l_engine_seal(lua_State *L)
 {
     bsl_try(L, bs_engine_seal(check_engine(L)), "bs.engine.seal");
@@ -159,7 +165,10 @@ static int l_engine_scope(lua_State *L)
     bsl_scope(L, 1, cfg.label);
     box->scope = ++bsl_checkbox(L, 1, &bsl_engine_type)->scope;
     bs_status st = bs_scope_open(e, &cfg);
-    box->h = st == BS_OK ? e : NULL;
+    if (st == BS_OK) {
+        box->h = e;
+        bsl_checkbox(L, 1, &bsl_engine_type)->open = box;
+    }
     bsl_try(L, st, "bs.engine.scope");
     return 1;
 }
@@ -302,6 +311,7 @@ static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
                                           {"seal", l_engine_seal},
                                           {"stats", l_engine_stats},
                                           {"sync", l_engine_sync},
+                                          {"wait", l_engine_wait},
                                           {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};

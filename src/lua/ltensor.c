@@ -2,8 +2,7 @@
 /*
 ** ltensor.c: tensors, weights, linears, rope tables and bs.op. A tensor box holds one reference and
 ** gives it back when its scope ends, so that dead handles never wait for a collection. Axes, columns
-*and
-** rows are counted from 1.
+** and rows are counted from 1.
 */
 #include "lua/bsl.h"
 

@@ -3,13 +3,11 @@
 ** boundary.c: tensors that outlive a (visit, micro-batch). A DEVICE key has a place of its own per
 ** micro-batch. PASS and HOST keys of one (channels, dtype) share a pair of sets, each with a place per
 ** micro-batch: a key that is put or fetched takes the set that was not used last, unless it holds one.
-*So a
-** key lives on the device until two later ones have been put. HOST keys are also copied to pinned
-*memory.
+** So a key lives on the device until two later ones have been put. HOST keys are also copied to pinned
+** memory.
 **
 ** Queues: puts are on compute, copies out on copy-out, fetches on copy-in. Every order between two
-*queues is
-** an event with a named wait; the host never waits here. Owner thread only.
+** queues is an event with a named wait; the host never waits here. Owner thread only.
 */
 #include "stream/stream.h"
 

@@ -2,9 +2,8 @@
 /*
 ** open.c: takes what a stream needs for its life and gives it back: slots and gpu homes from the pool
 ** (exactly bs_plan_device_bytes), the staging region in pinned memory, events, the reader. Ram homes
-*are
-** allocated by the streamer as their blocks first arrive. One stream per engine: it is what the engine
-*pumps.
+** are allocated by the streamer as their blocks first arrive. One stream per engine: it is what the
+** engine pumps.
 */
 #include "stream/stream.h"
 

@@ -5,13 +5,10 @@
 ** predicted is what moves. It looks at the order of visits and at nothing that depends on time.
 **
 ** Policy. The victim is the block whose next use is farthest (Belady 1966), never the one of the visit
-*just
-** before, so that a load overlaps it. Left alone, farthest-next-use on a cycle may settle into a period
-*of
-** several segments. Therefore a cyclic segment has a set of blocks that must be in the slots when it
-*ends:
-** what a run from empty slots ends with. They are no victims after their last use in the segment. Each
-** segment then ends as the one before did, and every warm segment moves the same bytes.
+** just before, so that a load overlaps it. Left alone, farthest-next-use on a cycle may settle into a
+** period of several segments. Therefore a cyclic segment has a set of blocks that must be in the slots
+** when it ends: what a run from empty slots ends with. They are no victims after their last use in the
+** segment. Each segment then ends as the one before did, and every warm segment moves the same bytes.
 */
 #include "stream/stream.h"
 

@@ -2,8 +2,8 @@
 /*
 ** slots.c: the state machines of the two tiers, one function per edge. A wrong edge is a bug of the
 ** streamer and is asserted. Memory is poisoned where it becomes free, so that a reader that comes too
-*late
-** finds NaN instead of plausible weights; for a device slot the streamer does it on the copy queue.
+** late finds NaN instead of plausible weights; for a device slot the streamer does it on the copy
+** queue.
 */
 #include "stream/stream.h"
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stats.c: what the streamer has moved and where blocks are. Counters grow where bytes really move: a
-*read
-** when it is reaped, a copy when it is issued (streamer.c). They are never taken from the plan, so that
-** comparing them with it means something. Stalls are the owner's waits: disk (a read in flight),
-*compute
-** (staging is held by copies that wait for compute to leave a device slot), copy (by copies that run),
-** pinned (page-locking memory for a ram home).
+** read when it is reaped, a copy when it is issued (streamer.c). They are never taken from the plan,
+** so that comparing them with it means something. Stalls are the owner's waits: disk (a read in
+** flight), compute (staging is held by copies that wait for compute to leave a device slot), copy (by
+** copies that run), pinned (page-locking memory for a ram home).
 */
 #include "stream/stream.h"
 

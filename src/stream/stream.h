@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stream.h: what the files of src/stream share and their tests use: the policy, the slots' state
-*machines
-** and the streamer's record. Owner thread only.
+** machines and the streamer's record. Owner thread only.
 */
 #ifndef BS_STREAM_H
 #define BS_STREAM_H

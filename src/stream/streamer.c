@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** streamer.c: executes the plan. The owner thread pumps: it reaps reads, issues reads into free staging
-** slots and copies into free device slots, both strictly in visit order and only for pushed visits.
-*Nothing
-** here waits per block except for reads and for a staging slot to become free; queues are ordered by
-*events:
+** streamer.c: executes the plan. The owner thread pumps: it reaps reads, issues reads into free
+** staging slots and copies into free device slots, both strictly in visit order and only for pushed
+** visits. Nothing here waits per block except for reads and for a staging slot to become free; queues
+** are ordered by events:
 **
-**   copy-in waits for compute   before a device slot is refilled (the visit that used it has been
-*ended)
+** copy-in waits for compute   before a device slot is refilled (the visit that used it has been ended)
 **   compute waits for copy-in   before the first visit of a freshly loaded block
 **
 ** A piece (one finished request) is copied tensor by tensor to its canonical offset as soon as it is
-*there.
-** Staging is free when the event behind its last copy has been seen done. A failure is kept until
-** bs_stream_abort, which drains everything and empties the slots; filled homes stay.
+** there. Staging is free when the event behind its last copy has been seen done. A failure is kept
+** until bs_stream_abort, which drains everything and empties the slots; filled homes stay.
 */
 #include "stream/stream.h"
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** grad.c: one table, op -> backward rule. A rule reads dy and what its node saved, and adds to the
-*gradients
-** of the inputs that want one. Kernels that write several gradients write the unwanted ones into
-*buffers
-** that are given back at once. Owner thread only. Each rule is held against finite differences in
-** tests/c/test_ops.c.
+** gradients of the inputs that want one. Kernels that write several gradients write the unwanted ones
+** into buffers that are given back at once. Owner thread only. Each rule is held against finite
+** differences in tests/c/test_ops.c.
 */
 #include "tensor/tensor.h"
 

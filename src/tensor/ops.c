@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** ops.c: the ops on activations. Each checks shapes, allocates its output by capacity, launches,
-*records.
-** What a node holds in n[] and saved[] is read by the rule of the same op in grad.c. Sizes: T rows, C
-** channels, N elements. Owner thread only.
+** records. What a node holds in n[] and saved[] is read by the rule of the same op in grad.c. Sizes: T
+** rows, C channels, N elements. Owner thread only.
 */
 #include "tensor/tensor.h"
 
@@ -49,8 +48,7 @@ static bs_status finish(bs_status st, bsi_op op, bs_tensor *y, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- norms
- * ----------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
 /* The weight is as long as the last dim or divides it: the heads of a row are normalised one by one. */
 static bs_status norm_begin(bsi_op op, bs_tensor *x, const bs_weight *w, double eps, bsi_space **out)
@@ -139,8 +137,7 @@ bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps, 
     return norm_run(s, BSI_OP_LAYERNORM, x, w, b, &c, 2, out);
 }
 
-/* ---- elementwise
- * ----------------------------------------------------------------------------------------- */
+/* ---- elementwise ----------------------------------------------------------------------------- */
 
 static bs_status unary(bsi_op op, bsk_op kernel, bs_tensor *x, bool act, int64_t n1, double f,
                        bs_tensor **out)
@@ -291,8 +288,7 @@ bs_status bs_op_activation(bs_tensor *x, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- along rows
- * ------------------------------------------------------------------------------------------ */
+/* ---- along rows ------------------------------------------------------------------------------ */
 
 bs_status bs_op_softmax(bs_tensor *x, bs_tensor **out)
 {
@@ -373,8 +369,7 @@ bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_t column, bs_tensor 
     return finish(st, BSI_OP_ROW_SCALE, y, out);
 }
 
-/* ---- shape
- * ----------------------------------------------------------------------------------------------- */
+/* ---- shape ----------------------------------------------------------------------------------- */
 
 /* Rows and capacity change by the ratio of the row sizes, so that an empty tensor has views too. */
 bs_status bs_op_view(bs_tensor *x, int ndim, const int64_t *dim, bs_tensor **out)

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** ops_linear.c: y = x W^T + b + scale * (drop(x) A^T) B^T, forward and backward. Sizes: T rows, C
-*inputs, O
-** outputs, R rank. The tape keeps x (only where a weight or A is trainable) and t = drop(x) A^T (only
-*where B
-** is); dropout is a function of (step, row, position, channel), so backward draws the same mask again.
-** Owner thread only.
+** inputs, O outputs, R rank. The tape keeps x (only where a weight or A is trainable) and t = drop(x)
+** A^T (only where B is); dropout is a function of (step, row, position, channel), so backward draws
+** the same mask again. Owner thread only.
 */
 #include "tensor/tensor.h"
 
@@ -80,8 +78,7 @@ static bs_status adapter_input(bsi_space *s, const bs_linear *l, const int64_t *
     return dropout(s, l, n, x, tmp->at);
 }
 
-/* ---- forward
- * --------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr y)
 {
@@ -206,8 +203,7 @@ bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- backward
- * ---------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* dW += dy^T x, db += column sums of dy */
 static bs_status base_grads(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr dy)

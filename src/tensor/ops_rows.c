@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** ops_rows.c: the ops that read the scope's micro-batch: rope (positions), attention (row starts),
-*labelled
-** (trained positions). x has one row per token of the micro-batch. Owner thread only.
+** labelled (trained positions). x has one row per token of the micro-batch. Owner thread only.
 */
 #include "tensor/tensor.h"
 
 #include <math.h>
 
-/* ---- rope
- * ------------------------------------------------------------------------------------------------ */
+/* ---- rope ------------------------------------------------------------------------------------ */
 
 bs_status bs_rope_new(bs_engine *e, const bs_array *inv_freq, double scaling, bs_rope_style style,
                       bs_rope **out)
@@ -91,8 +89,7 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- attention
- * ------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static bs_status check_attention(const bs_attention_cfg *a, bs_tensor *const in[3])
 {
@@ -191,8 +188,7 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     return BS_OK;
 }
 
-/* ---- embed
- * ------------------------------------------------------------------------------------------------ */
+/* ---- embed ----------------------------------------------------------------------------------- */
 
 static bs_status check_ids(const bsi_micro *m, const bsi_wref *table)
 {
@@ -236,8 +232,7 @@ bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
     return BS_OK;
 }
 
-/* ---- labelled
- * -------------------------------------------------------------------------------------------- */
+/* ---- labelled -------------------------------------------------------------------------------- */
 
 bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
 {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** scope.c: the open scope of an engine, its label and op hash, and the free lists behind it. Owner
-*thread
-** only. Closing a scope kills every handle made in it and gives every arena range back; handles that a
-** caller still holds keep the label, so that a late use can say where the tensor came from.
+** thread only. Closing a scope kills every handle made in it and gives every arena range back; handles
+** that a caller still holds keep the label, so that a late use can say where the tensor came from.
 */
 #include "tensor/tensor.h"
 

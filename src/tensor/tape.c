@@ -2,10 +2,8 @@
 /*
 ** tape.c: what is recorded and the backward walk. Owner thread only. A node is recorded only where a
 ** gradient is wanted, and saves only what its rule reads. The walk goes from the newest node to the
-*oldest;
-** when backward starts, every owned value that no node will read is freed, and each node frees what it
-*was
-** the last to read. Gradients of a value with several consumers add up in a fixed order.
+** oldest; when backward starts, every owned value that no node will read is freed, and each node frees
+** what it was the last to read. Gradients of a value with several consumers add up in a fixed order.
 */
 #include "tensor/tensor.h"
 
@@ -18,8 +16,7 @@ const char *bsi_op_name(bsi_op op)
     return names[op];
 }
 
-/* ---- recording
- * ----------------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
 {
@@ -79,8 +76,7 @@ void bsi_node_save(bsi_node *node, bsi_value *v)
     v->uses++;
 }
 
-/* ---- gradients
- * ----------------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 bs_status bsi_axpy_launch(bs_engine *e, bsi_addr x, bsi_addr y, int64_t n, double f)
 {
@@ -162,8 +158,7 @@ bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy)
     return v->wanted ? deposit(s, v, dy) : BS_OK;
 }
 
-/* ---- the walk
- * ------------------------------------------------------------------------------------------ */
+/* ---- the walk -------------------------------------------------------------------------------- */
 
 static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_tensor *g)
 {

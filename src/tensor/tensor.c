@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** tensor.c: values (bytes of the arena or of somebody's place) and tensors (handles with dims over
-*them).
-** Owner thread only. The size of a value is its capacity, never its rows; the arena is asked in issue
-*order.
+** them). Owner thread only. The size of a value is its capacity, never its rows; the arena is asked in
+** issue order.
 */
 #include "tensor/tensor.h"
 
 #include <string.h>
 
-/* ---- values
- * -------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bs_status take_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t count, bsi_value **out)
 {
@@ -64,8 +62,7 @@ void bsi_value_drop(bsi_space *s, bsi_value *v)
         bsi_value_free(s, v);
 }
 
-/* ---- handles
- * ------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *dim, int64_t capacity,
                           bs_tensor **out)
@@ -133,8 +130,7 @@ char *bsi_shape_text(const bs_tensor *t, char text[BSI_SHAPE_TEXT])
     return text;
 }
 
-/* ---- public
- * -------------------------------------------------------------------------------------------- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 bool bs_tensor_alive(const bs_tensor *t)
 {

@@ -3,19 +3,15 @@
 ** tensor.h: private to the tensor layer; train may use the section on weights. Owner thread only.
 **
 ** Three records. A *value* is bytes: an arena range taken by capacity, or somebody else's place. A
-**tensor*
-** is a handle: dims over a value (views share one). A *node* is one recorded op: it names values, never
-** addresses of weights. All live in lists of the scope and go back to free lists when it closes, so
-*that
-** steady state allocates nothing.
+** tensor* is a handle: dims over a value (views share one). A *node* is one recorded op: it names
+** values, never addresses of weights. All live in lists of the scope and go back to free lists when it
+** closes, so that steady state allocates nothing.
 **
 ** Lifetime of bytes. Before backward nothing is freed: what a script keeps or drops never moves an
-*offset.
-** Backward counts: value->uses = nodes still to run that read it + values whose gradient it is; at zero
-*an
-** owned value that is no leaf goes back to the arena. Every count is a function of the ops issued,
-*never of
-** the rows in use, so a dry run and every micro-batch replay one sequence of offsets.
+** offset. Backward counts: value->uses = nodes still to run that read it + values whose gradient it
+** is; at zero an owned value that is no leaf goes back to the arena. Every count is a function of the
+** ops issued, never of the rows in use, so a dry run and every micro-batch replay one sequence of
+** offsets.
 */
 #ifndef BS_TENSOR_H
 #define BS_TENSOR_H
@@ -175,8 +171,7 @@ bs_status bsi_grad_open_add(bsi_space *s, const bsi_value *v, bsi_value **out, b
 /* Pass dy on as the gradient of v without a copy. */
 bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy);
 
-/* ---- grad.c, ops_linear.c, ops_rows.c
- * ---------------------------------------------------------------------------- */
+/* ---- grad.c, ops_linear.c, ops_rows.c -------------------------------------------------------- */
 
 /* Backward rule of an op: reads dy, adds to the gradients of node->in that are wanted. */
 typedef bs_status (*bsi_rule)(bsi_space *s, const bsi_node *node, bsi_value *dy);
@@ -195,8 +190,7 @@ struct bs_rope {
 bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], bool inverse,
                           bsi_addr x, bsi_addr y);
 
-/* ---- weight.c: weights, resolved through the visit's binding at each launch
- * --------------------------- */
+/* ---- weight.c: weights, resolved through the visit's binding at each launch ------------------ */
 
 typedef struct bsi_wref { /* one tensor of a block */
     int block;
@@ -229,8 +223,7 @@ static inline bs_status bsi_weight_addr(const bs_weight *w, bsi_addr *out)
     return bsi_wref_addr(w->e, &w->ref, out);
 }
 
-/* ---- launches
- * ---------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 /* Launch on activations: the operands that bsk.h marks `a` have the engine's dtype. What it marks `o`
    is f32 unless call->out says otherwise. */

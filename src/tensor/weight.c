@@ -10,8 +10,7 @@
 
 #include <string.h>
 
-/* ---- where a tensor is now
- * ------------------------------------------------------------------------------- */
+/* ---- where a tensor is now ------------------------------------------------------------------- */
 
 static bool is_expanded(const bsi_space *s, uint64_t offset)
 {
@@ -79,8 +78,7 @@ bs_status bsi_wref_addr(bs_engine *e, const bsi_wref *w, bsi_addr *out)
     return expand(e, w, stored, out);
 }
 
-/* ---- construction
- * ------------------------------------------------------------------------------------------ */
+/* ---- construction ---------------------------------------------------------------------------- */
 
 static bs_status check_grad(const char *name, const bs_place *g, int64_t count)
 {

@@ -2,10 +2,8 @@
 /*
 ** optim.c: what happens to the accumulators of a step: zeroing, the global norm, one AdamW step
 ** (Loshchilov and Hutter 2019) with the clipping of torch.nn.utils.clip_grad_norm_. Owner thread only;
-*all
-** on the compute queue. Whole regions are one launch each; base parameters are updated where they live,
-*one
-** launch each. Nothing is changed unless every argument has passed its check.
+** all on the compute queue. Whole regions are one launch each; base parameters are updated where they
+** live, one launch each. Nothing is changed unless every argument has passed its check.
 */
 #include "train/train.h"
 

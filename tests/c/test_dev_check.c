@@ -4,11 +4,10 @@
 ** program stays cheap. Most of it runs on check:meta: clocks need no execution.
 **
 ** A race detector is the second net. To try it by hand in a tsan build: on device "cpu" copy into a
-*memory on
-** one queue, record an event, let some milliseconds pass, issue anything more on that queue, then read
-** the memory on another queue. Without a queue_wait every run of 20 was reported, with it none; and
-*none
-** without it when the host had polled the event in between, as a streamer does. Hence this device.
+** memory on one queue, record an event, let some milliseconds pass, issue anything more on that queue,
+** then read the memory on another queue. Without a queue_wait every run of 20 was reported, with it
+** none; and none without it when the host had polled the event in between, as a streamer does. Hence
+** this device.
 */
 #include "dev/check.h"
 #include "dev_support.h"
@@ -66,8 +65,7 @@ static void scale(bsi_queue *q, bsi_addr from, bsi_addr to, size_t bytes, const 
     OK(bsi_launch(q, &k));
 }
 
-/* ---- what it finds
- * ----------------------------------------------------------------------------------------- */
+/* ---- what it finds --------------------------------------------------------------------------- */
 
 static void test_unordered(void **state)
 {
@@ -149,8 +147,7 @@ static void test_polls_do_not_order(void **state)
     rig_close(&r);
 }
 
-/* ---- mutation: each wait left out in turn
- * ------------------------------------------------------------------ */
+/* ---- mutation: each wait left out in turn ---------------------------------------------------- */
 
 static const char *const waits[] = {"check: load after last use", "check: use after load",
                                     "check: copy out after use", "check: write after copy out"};
@@ -236,8 +233,7 @@ static void test_drop_unused(void **state)
     rig_close(&r);
 }
 
-/* ---- lifetimes
- * --------------------------------------------------------------------------------------------- */
+/* ---- lifetimes ------------------------------------------------------------------------------- */
 
 static void test_closed_objects(void **state)
 {
@@ -328,8 +324,7 @@ static void test_queues(void **state)
     rig_close(&r);
 }
 
-/* ---- cost
- * -------------------------------------------------------------------------------------------------- */
+/* ---- cost ------------------------------------------------------------------------------------ */
 
 /* Many steps of a program with ever-changing ranges: the history follows what is in use, not time. */
 static void test_history_is_bounded(void **state)

@@ -130,8 +130,7 @@ static void test_sites(void **state)
     bs_dev_close(d);
 }
 
-/* ---- blocking waits
- * ---------------------------------------------------------------------------------------- */
+/* ---- blocking waits -------------------------------------------------------------------------- */
 
 static void test_cancel(void **state)
 {
@@ -201,8 +200,7 @@ static void test_pump_in_wait(void **state)
     bs_dev_close(d);
 }
 
-/* ---- memory that runs out
- * ---------------------------------------------------------------------------------- */
+/* ---- memory that runs out -------------------------------------------------------------------- */
 
 static bs_status scenario(const char *spec)
 {

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** Every op, forward and backward, against its formula in f64: the value directly, each gradient by
-*central
-** differences of the f64 formula (step 1e-5: their own error is below 1e-9), so that the bounds are
-*those of
-** f32 arithmetic alone.
+** central differences of the f64 formula (step 1e-5: their own error is below 1e-9), so that the
+** bounds are those of f32 arithmetic alone.
 */
 #include "tensor_fixture.h"
 
@@ -154,8 +152,7 @@ static void start(fixture *f)
     fix_rows(f, 0, 2, ROW_LEN, ROW_ID);
 }
 
-/* ---- elementwise
- * ---------------------------------------------------------------------------------------- */
+/* ---- elementwise ----------------------------------------------------------------------------- */
 
 static double act64(double x, int64_t act)
 {
@@ -266,8 +263,7 @@ static void test_elementwise(void **state)
     fix_close(&f);
 }
 
-/* ---- along rows
- * ----------------------------------------------------------------------------------------- */
+/* ---- along rows ------------------------------------------------------------------------------ */
 
 static void rmsnorm_ref(const opcase *c, double *const *in, double *y)
 {
@@ -546,8 +542,7 @@ static void test_embed(void **state)
     fix_close(&f);
 }
 
-/* ---- rope and attention
- * --------------------------------------------------------------------------------- */
+/* ---- rope and attention ---------------------------------------------------------------------- */
 
 static void rope_ref(const opcase *c, double *const *in, double *y)
 {
@@ -670,8 +665,7 @@ static void test_attention(void **state)
     fix_close(&f);
 }
 
-/* ---- linear
- * --------------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 enum { IN = 6, OUT = 5, RANK = 2, STEP = 5 };
 enum { WITH_BIAS = 1, WITH_LORA = 2, WITH_DROPOUT = 4, TRAIN_BASE = 8, FROZEN_A = 16, FROZEN_B = 32 };
@@ -776,8 +770,7 @@ static void test_linear(void **state)
     }
 }
 
-/* ---- rows do not see each other
- * --------------------------------------------------------------------------- */
+/* ---- rows do not see each other -------------------------------------------------------------- */
 
 typedef struct pair { /* forward and dq, dk, dv over the rows of a micro-batch */
     float y[4][MAX_ELEMS];

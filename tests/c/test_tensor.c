@@ -122,8 +122,7 @@ static void test_scope_arguments(void **state)
     fix_close(&f);
 }
 
-/* ---- a small layer over all ops
- * ------------------------------------------------------------------------- */
+/* ---- a small layer over all ops -------------------------------------------------------------- */
 
 enum { C = 8, HEADS = 2, D = 4, HIDDEN = 12 };
 

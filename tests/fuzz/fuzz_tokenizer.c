@@ -5,8 +5,7 @@
 ** decoding at once and step by step agree, and nothing stays allocated. Build and run with libFuzzer:
 **   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -DBS_HAVE_URING=0 -DBS_HAVE_BLAS=0 \
 **     -DBS_HAVE_PCRE2=1 -DBS_HAVE_UTF8PROC=1 -Isrc $(pkg-config --cflags libcjson) \
-**     tests/fuzz/fuzz_tokenizer.c src/base/[a-z]*.c src/text/[a-z]*.c -lcjson -lpcre2-8 -lutf8proc -lm
-*\
+** tests/fuzz/fuzz_tokenizer.c src/base/[a-z]*.c src/text/[a-z]*.c -lcjson -lpcre2-8 -lutf8proc -lm \
 **     -lpthread -o fuzz_tokenizer
 **   ./fuzz_tokenizer -max_total_time=60 corpus/
 */

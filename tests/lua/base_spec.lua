@@ -5,7 +5,6 @@ local bs = require "bs"
 local checkpoint = require "bs.checkpoint"
 local job = require "bs.job"
 local model = require "bs.model"
-local phi = require "bs.family.phi"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -157,7 +156,7 @@ describe("base training", function()
     for _, t in ipairs(old:tensors()) do arrays[t.name] = old:read(t.name) end
     bs.safetensors.write(biased .. "/model.safetensors", arrays)
     local k <close> = open(biased)
-    for s = 1, 20 do last = k:step(micros_of(1), { lr = 3e-3, next = s < 20 }).loss end
+    for s = 1, 20 do k:step(micros_of(1), { lr = 3e-3, next = s < 20 }) end
     k:save_base(biased .. "/saved")
     local new <close> = assert(bs.safetensors.open(biased .. "/saved/model.safetensors"))
     assert.equal(#old:tensors() + 1, #new:tensors())

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stream_fixture.h: a small model of known bytes on disk, and a walk over it that copies every tensor
-*of
-** every visited block, so that a test can compare what a visit saw with what the file holds. Any four
-*bytes
-** of the files are a finite, normal f32, so a launch that multiplies by 1 copies bits at any offset.
+** of every visited block, so that a test can compare what a visit saw with what the file holds. Any
+** four bytes of the files are a finite, normal f32, so a launch that multiplies by 1 copies bits at
+** any offset.
 */
 #ifndef STREAM_FIXTURE_H
 #define STREAM_FIXTURE_H

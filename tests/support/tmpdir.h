@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** tmpdir.h: a temporary folder of a test program, files with given content in it, and the log lines
-*that
-** were written. Include after cmocka.h. One thread.
+** that were written. Include after cmocka.h. One thread.
 */
 #ifndef TMPDIR_H
 #define TMPDIR_H

@@ -57,8 +57,7 @@ static void cpu_props(const bs_dev *dev, bs_dev_props *out)
     out->total_bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
 }
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out)
 {
@@ -109,8 +108,7 @@ static char *resolve(bsi_addr a)
     return ((const block *)a.mem->impl)->bytes + a.off;
 }
 
-/* ---- operations
- * ------------------------------------------------------------------------------------------ */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static bs_status cpu_event_open(bs_dev *dev, bsi_event *out)
 {

@@ -2,8 +2,7 @@
 /*
 ** cpu_queue.c: queues and events of the cpu device. A queue is an append-only list that its worker
 ** follows; the owner recycles what lies behind a record that is known to be done. An event points at
-*the
-** mark of its current record; a wait keeps the mark that was current when it was issued.
+** the mark of its current record; a wait keeps the mark that was current when it was issued.
 **
 ** The worker executes and releases; it never allocates, frees, logs or takes a lock.
 */
@@ -24,8 +23,7 @@
 #define RECLAIM_EVERY 256 /* issues between two looks at a queue that nobody queries */
 #define MAX_AHEAD     1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
 
-/* ---- nodes and marks (owner)
- * ----------------------------------------------------------------------------- */
+/* ---- nodes and marks (owner) ----------------------------------------------------------------- */
 
 static void *new_slab(cpu_dev *d, size_t bytes)
 {
@@ -150,8 +148,7 @@ void bsi_cpu_issue(cpu_queue *q, cpu_node *n)
     recycle(q, done);
 }
 
-/* ---- worker
- * ------------------------------------------------------------------------------------------------ */
+/* ---- worker ---------------------------------------------------------------------------------- */
 
 static void futex(_Atomic uint32_t *word, int op, uint32_t value)
 {
@@ -269,8 +266,7 @@ bs_status bsi_cpu_thread(pthread_t *out, void *(*fn)(void *), void *arg, const c
     return BS_OK;
 }
 
-/* ---- queues (owner)
- * ---------------------------------------------------------------------------------------- */
+/* ---- queues (owner) -------------------------------------------------------------------------- */
 
 static uint64_t jitter_state(const cpu_dev *d, unsigned index)
 {
@@ -353,8 +349,7 @@ void bsi_cpu_drain(cpu_dev *d)
     }
 }
 
-/* ---- events (owner)
- * ---------------------------------------------------------------------------------------- */
+/* ---- events (owner) -------------------------------------------------------------------------- */
 
 bs_status bsi_cpu_event_record(bsi_event *ev, bsi_queue *queue)
 {

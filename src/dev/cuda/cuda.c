@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** cuda.c: the cuda device's queues, events and operations. A queue is a non-blocking stream, an event
-*an
-** event without time, both with CUDA's own order, which is that of the contract. Nothing here waits for
-** the device but closes; a stream takes about a thousand operations ahead of the device, and issuing
-*more
-** waits for it (never for the host). Owner thread only.
+** an event without time, both with CUDA's own order, which is that of the contract. Nothing here waits
+** for the device but closes; a stream takes about a thousand operations ahead of the device, and
+** issuing more waits for it (never for the host). Owner thread only.
 **
 ** The BLAS handle, its workspace and the partial sums are one per device: a launch that uses them on
 ** another queue than the last one is put behind that. In a run only the compute queue launches.

@@ -2,11 +2,9 @@
 /*
 ** cuda_mem.c: memory of the cuda device. Device memory is one cudaMalloc per call: the pool makes one.
 ** Host memory is an anonymous mapping in huge pages where there are some; the pinned kind is filled
-*with
-** pages and registered by one call as a whole, because a copy may not cross the border of two
+** with pages and registered by one call as a whole, because a copy may not cross the border of two
 ** registrations. Memory that cannot be registered stays pageable: copies work, but not at full speed
-*and
-** not beside the host. Owner thread only.
+** and not beside the host. Owner thread only.
 */
 #include "dev/cuda/cuda_dev.h"
 

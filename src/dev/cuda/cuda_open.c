@@ -2,9 +2,8 @@
 /*
 ** cuda_open.c: opening and closing the cuda device: the driver, the context, cuBLAS (loaded here, so
 ** that the program starts on machines without it), the workspace. Device 0 is used;
-*CUDA_VISIBLE_DEVICES
-** chooses another. Signals are blocked meanwhile: threads that CUDA creates inherit that and leave them
-** to the owner. Owner thread only.
+** CUDA_VISIBLE_DEVICES chooses another. Signals are blocked meanwhile: threads that CUDA creates
+** inherit that and leave them to the owner. Owner thread only.
 */
 #include "dev/cuda/cuda_dev.h"
 
