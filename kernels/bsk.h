@@ -43,6 +43,12 @@ typedef enum bsk_op {
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
     BSK_ATTENTION_BWD, /* q ar, k ar, v ar, cu r, o ar, lse r, do ar, dq aw, dk aw, dv aw, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
+    BSK_CACHE_PUT,    /* x ar, row r(i32), pos r(i32), cache arw ; T, C, rows, capacity
+                         (cache[row[t]][pos[t]] = x[t]; cache [rows, capacity, C]) */
+    BSK_ATTENTION_CACHE, /* q ar, k ar, v ar, row r(i32), pos r(i32), o aw, scratch w
+                         ; T, H, K, D, rows, window, capacity ; scale, softcap
+                         (query t sees keys 0..pos[t] of row[t], and no others, of k, v [rows, capacity, K*D];
+                         scratch: bsk_attention_scratch of the capacity) */
     BSK_GLU,          /* g ar, u ar, y aw        ; N, act */
     BSK_GLU_BWD,      /* g ar, u ar, dy ar, dg aw, du aw ; N, act */
     BSK_ACT,          /* x ar, y aw              ; N, act */
@@ -152,6 +158,12 @@ typedef struct bsk_attention_dims {
 } bsk_attention_dims;
 void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                        const float *v, const int32_t *cu, float *o, float *lse, void *scratch);
+/* d->n_rows and d->capacity are those of the cache. */
+void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos, float *cache,
+                       int64_t T, int64_t C, int64_t capacity);
+void bsk_attention_cache_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
+                             const float *v, const int32_t *row, const int32_t *pos, float *o,
+                             void *scratch);
 void bsk_attention_bwd_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                            const float *v, const int32_t *cu, const float *o, const float *lse,
                            const float *grad_o, float *dq, float *dk, float *dv, void *scratch);

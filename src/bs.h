@@ -159,14 +159,32 @@ BS_API const bs_st_tensor *bs_st_find(const bs_st *st, const char *name); /* NUL
 BS_API const char *bs_st_path(const bs_st *st);
 BS_API uint64_t bs_st_file_bytes(const bs_st *st);
 BS_API BS_NODISCARD bs_status bs_st_read(bs_st *st, const char *name, bs_array **out);
+/* The i-th key of __metadata__ and its value; NULL: there are no more. */
+BS_API const char *bs_st_meta(const bs_st *st, int i, const char **value);
 
 /* Write n arrays to path: temp file beside it, fsync, rename, fsync of the folder. The old file stays
    whole on any failure. metadata: n_meta key/value pairs, or NULL. */
 BS_API BS_NODISCARD bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
                                           const bs_array *const *arrays, int n_meta,
                                           const char *const *keys, const char *const *values);
+/* The same file tensor by tensor, in any order, so that one at a time has to be in memory. Of the n
+   descriptions name, dtype_name, ndim and dim count. */
+typedef struct bs_st_writer bs_st_writer;
+BS_API BS_NODISCARD bs_status bs_st_writer_open(const char *path, int64_t n, const bs_st_tensor *tensors,
+                                                int n_meta, const char *const *keys,
+                                                const char *const *values, bs_st_writer **out);
+/* The bytes of a tensor: from an array of its dtype and dims, or as they are in another file. */
+BS_API BS_NODISCARD bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a);
+BS_API BS_NODISCARD bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from);
+/* Every tensor has been given: fsync, rename. Before it, or when it fails, path is what it was. */
+BS_API BS_NODISCARD bs_status bs_st_writer_finish(bs_st_writer *w);
+BS_API void bs_st_writer_close(bs_st_writer *w); /* throws away what was not finished */
+
 /* The same discipline for any bytes (adapter_config.json, reports). */
 BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
+/* Renames from[i] to to[i], one after the other with nothing between, then flushes the folder. All are in one
+   folder. Nothing is renamed when a place is taken by something that is no file. */
+BS_API BS_NODISCARD bs_status bs_file_replace(int n, const char *const *from, const char *const *to);
 
 /* ---- manifest: where each block's bytes are ------------------------------------------------------ */
 
@@ -374,7 +392,8 @@ typedef struct bs_micro {
     const int64_t *ids;       /* [sum row_len] token ids */
     const int64_t *labels;    /* [sum row_len] unshifted: the label of token t trains position t-1 of
                                  the same row; -100 = no loss; NULL: none */
-    const int64_t *row_id;    /* [n_rows] identity of each row (dropout); NULL: 0,1,.. */
+    const int64_t *row_id;    /* [n_rows] identity of each row (dropout, cache); NULL: 0,1,.. */
+    const int64_t *start;     /* [n_rows] position of each row's first token; NULL: 0 */
 } bs_micro;
 
 BS_API BS_NODISCARD bs_status bs_batch_open(bs_engine *e, const bs_batch_cfg *cfg, bs_batch **out);
@@ -383,7 +402,7 @@ BS_API BS_NODISCARD bs_status bs_batch_set(bs_batch *b, int micro, const bs_micr
 /* Number of micro-batches that the coming step uses (<= micros). */
 BS_API BS_NODISCARD bs_status bs_batch_begin(bs_batch *b, int micros);
 BS_API int64_t bs_batch_tokens(const bs_batch *b, int micro);
-BS_API int64_t bs_batch_longest(const bs_batch *b, int micro);  /* tokens of its longest row */
+BS_API int64_t bs_batch_longest(const bs_batch *b, int micro);  /* highest position + 1 */
 BS_API int64_t bs_batch_labelled(const bs_batch *b, int micro); /* trained positions */
 
 /* ---- boundaries: tensors that outlive a (visit, micro-batch) ---------------------------------------- */
@@ -433,6 +452,8 @@ BS_API BS_NODISCARD bs_status bs_params_open(bs_engine *e, bs_params **out);
 /* A set without an engine, of which only the bytes are asked. */
 BS_API BS_NODISCARD bs_status bs_params_measure(bs_dtype compute, bs_params **out);
 BS_API void bs_params_close(bs_params *p);
+/* Values only, no accumulators and no moments: an adapter that is used and not trained. Before seal. */
+BS_API BS_NODISCARD bs_status bs_params_freeze(bs_params *p);
 /* A parameter with f32 master, gradient accumulator and moments (an adapter matrix); on an engine that
    does not compute in f32 also with a copy in its dtype, which ops read. */
 BS_API BS_NODISCARD bs_status bs_params_add(bs_params *p, const char *name, int64_t rows, int64_t cols,
@@ -469,6 +490,11 @@ typedef struct bs_adamw {
 BS_API BS_NODISCARD bs_status bs_params_norm(bs_params *p, double *out);
 /* One AdamW step over all parameters; norm is the value of bs_params_norm of this step. */
 BS_API BS_NODISCARD bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm);
+
+/* W [out, in] += scale B A on the host, computed in f32 and rounded once to W's dtype (f32, bf16, f16); A
+   [r, in] and B [out, r] are f32. threads: 0 = the online cores; they change no bits. */
+BS_API BS_NODISCARD bs_status bs_lora_merge(bs_array *w, const bs_array *a, const bs_array *b, double scale,
+                                            int threads);
 
 /* ---- weights as the ops see them ------------------------------------------------------------------------ */
 
@@ -562,6 +588,21 @@ typedef struct bs_attention_cfg {
 /* Causal attention inside each row of the micro-batch. q [T, heads*D], k and v [T, kv_heads*D]. */
 BS_API BS_NODISCARD bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v,
                                               const bs_attention_cfg *cfg, bs_tensor **out);
+/* Keys and values of earlier tokens for walks without a tape: for each layer [rows, capacity, channels] in the
+   engine's dtype, a region of the pool. A row of the cache is a row identity of the batch. */
+typedef struct bs_cache bs_cache;
+typedef struct bs_cache_cfg {
+    int layers;
+    const int64_t *channels; /* [layers] kv_heads * head_dim; 0: the layer has no attention */
+    int64_t rows, capacity;  /* positions of a row */
+} bs_cache_cfg;
+BS_API BS_NODISCARD bs_status bs_cache_open(bs_engine *e, const bs_cache_cfg *cfg, bs_cache **out);
+BS_API void bs_cache_close(bs_cache *c);
+/* Attention of new tokens: k and v are put into the cache at their rows and positions, then each query sees
+   positions 0.. up to its own of its row. Tokens of a row come in order and positions are not left out. */
+BS_API BS_NODISCARD bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v,
+                                                     const bs_attention_cfg *cfg, bs_cache *cache,
+                                                     int layer, bs_tensor **out);
 typedef enum bs_act { BS_ACT_SILU, BS_ACT_GELU_TANH, BS_ACT_GELU_ERF, BS_ACT_RELU } bs_act;
 /* act(gate) * up */
 BS_API BS_NODISCARD bs_status bs_op_glu(bs_tensor *gate, bs_tensor *up, bs_act act, bs_tensor **out);
@@ -579,6 +620,8 @@ BS_API BS_NODISCARD bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_
 BS_API BS_NODISCARD bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out);
 /* Rows of x at the labelled positions of the scope's micro-batch (capacity of x is kept). */
 BS_API BS_NODISCARD bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out);
+/* The last row of x of each row of the micro-batch (capacity of x is kept); outside the tape. */
+BS_API BS_NODISCARD bs_status bs_op_last(bs_tensor *x, bs_tensor **out);
 /* Same elements, other dims; dim 0 must stay a multiple or divisor of the rows. Shares storage. */
 BS_API BS_NODISCARD bs_status bs_op_view(bs_tensor *x, int ndim, const int64_t *dim, bs_tensor **out);
 /* acc += x, in place, outside the tape: acc comes from a store (expert sums), in f32 or x's dtype. */
@@ -589,12 +632,13 @@ BS_API BS_NODISCARD bs_status bs_op_activation(bs_tensor *x, bs_tensor **out);
 /* ---- head: loss over vocabulary tiles --------------------------------------------------------------------------- */
 
 typedef struct bs_head bs_head;
-typedef enum bs_head_mode { BS_HEAD_TRAIN, BS_HEAD_LOSS, BS_HEAD_LOGITS } bs_head_mode;
+/* LOGITS: of every token; LAST: of the last token of each row. */
+typedef enum bs_head_mode { BS_HEAD_TRAIN, BS_HEAD_LOSS, BS_HEAD_LOGITS, BS_HEAD_LAST } bs_head_mode;
 typedef struct bs_head_cfg {
     bs_batch *batch;
     int64_t channels, vocab;
     double softcap;   /* 0: none */
-    bool logits;      /* also reserve host space for logits of labelled or all rows on demand */
+    bool logits;      /* LOGITS may be asked: each pass takes [tokens, vocab] f32 of host memory */
     int64_t tile_rows; /* largest tile */
 } bs_head_cfg;
 BS_API BS_NODISCARD bs_status bs_head_open(bs_engine *e, const bs_head_cfg *cfg, bs_head **out);
@@ -603,7 +647,7 @@ BS_API BS_NODISCARD bs_status bs_head_bytes(const bs_batch_cfg *b, const bs_head
                                             bs_dtype compute, size_t *device);
 /* Start a pass. count: labelled tokens of the whole step (the divisor of loss and gradient). */
 BS_API BS_NODISCARD bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count);
-/* Hand in the normed rows of a micro-batch: labelled rows (TRAIN, LOSS) or all rows (LOGITS). */
+/* Hand in the normed rows of a micro-batch: labelled (TRAIN, LOSS), all (LOGITS) or last ones (LAST). */
 BS_API BS_NODISCARD bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x);
 /* Consume one tile [rows, channels], vocabulary entries first.. (its block's visit is current). bias:
    [rows], added to the logits, of the same block; or NULL. */
@@ -618,7 +662,7 @@ BS_API BS_NODISCARD bs_status bs_head_loss(bs_head *h, double *out);
    consumed with into their accumulators; the bias may be frozen. */
 BS_API BS_NODISCARD bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *tile, bs_weight *bias,
                                                 int64_t first);
-/* LOGITS: [rows, vocab] of a micro-batch on the host (waits). */
+/* LOGITS, LAST: [rows handed in, vocab] of a micro-batch on the host (waits). */
 BS_API BS_NODISCARD bs_status bs_head_logits(bs_head *h, int micro, bs_array **out);
 
 /* ---- streamer ---------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** attention_tiled.c: attention by blocks of GEMMs, equal to attention.c up to rounding. Forward: a
+** attention_tiled.c: attention by blocks of GEMMs, equal to attention.c up to rounding, inside the rows of a
+** batch or of new tokens against the keys and values of a cache. Forward: a
 ** unit of work is a head and a tile of QUERIES queries; it walks its visible keys in blocks of KEYS
 ** with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al. 2022), o itself holding the
 ** unfinished sums. Backward: a unit is a row of the batch and a key/value head, so dq, dk and dv of
@@ -84,32 +85,37 @@ BSK_WIDE static void scale_rows(float *o, int64_t ld, int64_t n, int64_t D, cons
             o[r * ld + c] *= factor[r];
 }
 
-/* Queries [q0, q0+qn) of head h, in a row whose first token is `start`. */
-static void forward_unit(const struct attention *a, float *s, int64_t start, int64_t q0, int64_t qn,
-                         int64_t h)
+/* Consecutive queries of one row and head. Keys and queries are counted alike: query r is token q0 + r and
+   sees keys start..q0 + r. */
+struct queries {
+    const float *q, *k, *v; /* query 0, key 0 and value 0 of the heads */
+    float *o, *lse;         /* of query 0; lse NULL: not wanted */
+    int64_t start, q0, qn;
+};
+
+static void forward_unit(const bsk_attention_dims *d, float *s, const struct queries *u)
 {
-    const bsk_attention_dims *d = a->d;
-    int64_t D = d->D, H = d->H, K = d->K, kv = h / (H / K), ldq = H * D, ldk = K * D;
-    float m[QUERIES], factor[QUERIES], *o = a->o + q0 * ldq + h * D;
+    int64_t D = d->D, ldq = d->H * D, ldk = d->K * D, q0 = u->q0, qn = u->qn;
+    float m[QUERIES], factor[QUERIES];
     double sum[QUERIES] = {0};
     for (int r = 0; r < QUERIES; r++)
         m[r] = -INFINITY;
-    int64_t first = d->window > 0 ? BSI_MAX(start, q0 - d->window + 1) : start;
+    int64_t first = d->window > 0 ? BSI_MAX(u->start, q0 - d->window + 1) : u->start;
     for (int64_t kb = first; kb < q0 + qn; kb += KEYS) {
         int64_t ke = BSI_MIN(kb + KEYS, q0 + qn), n = ke - kb;
-        bsk_gemm_one(false, true, qn, n, D, d->scale, a->q + q0 * ldq + h * D, ldq,
-                     a->k + kb * ldk + kv * D, ldk, 0.0f, s, n);
+        bsk_gemm_one(false, true, qn, n, D, d->scale, u->q, ldq, u->k + kb * ldk, ldk, 0.0f, s, n);
         softmax_block(d, s, n, q0, qn, kb, ke, m, sum, factor);
         if (kb > first)
-            scale_rows(o, ldq, qn, D, factor);
-        bsk_gemm_one(false, false, qn, D, n, 1.0f, s, n, a->v + kb * ldk + kv * D, ldk,
-                     kb > first ? 1.0f : 0.0f, o, ldq);
+            scale_rows(u->o, ldq, qn, D, factor);
+        bsk_gemm_one(false, false, qn, D, n, 1.0f, s, n, u->v + kb * ldk, ldk, kb > first ? 1.0f : 0.0f,
+                     u->o, ldq);
     }
     for (int64_t r = 0; r < qn; r++) {
         factor[r] = (float)(1.0 / sum[r]);
-        a->lse[(q0 + r) * H + h] = (float)((double)m[r] + log(sum[r]));
+        if (u->lse)
+            u->lse[r * d->H] = (float)((double)m[r] + log(sum[r]));
     }
-    scale_rows(o, ldq, qn, D, factor);
+    scale_rows(u->o, ldq, qn, D, factor);
 }
 
 static void forward_task(void *arg, int64_t slot)
@@ -120,8 +126,13 @@ static void forward_task(void *arg, int64_t slot)
     for (int64_t r = 0; r < a->d->n_rows; r++)
         for (int64_t q0 = a->cu[r]; q0 < a->cu[r + 1]; q0 += QUERIES)
             for (int64_t h = 0; h < a->d->H; h++)
-                if (unit++ % SLOTS == slot)
-                    forward_unit(a, s, a->cu[r], q0, BSI_MIN(QUERIES, a->cu[r + 1] - q0), h);
+                if (unit++ % SLOTS == slot) {
+                    int64_t q = (q0 * a->d->H + h) * a->d->D, kv = h / (a->d->H / a->d->K) * a->d->D;
+                    forward_unit(a->d, s,
+                                 &(struct queries){a->q + q, a->k + kv, a->v + kv, a->o + q,
+                                                   a->lse + q0 * a->d->H + h, a->cu[r], q0,
+                                                   BSI_MIN(QUERIES, a->cu[r + 1] - q0)});
+                }
 }
 
 void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
@@ -138,6 +149,66 @@ void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q
                           .slice = tile_floats(d->capacity)};
     if (d->T > 0)
         par->run(par, SLOTS, forward_task, &a);
+}
+
+struct cached {
+    const bsk_attention_dims *d;
+    const float *q, *k, *v;
+    const int32_t *row, *pos;
+    float *o, *scratch;
+    int64_t slice;
+};
+
+/* A unit is a head and a run of tokens that follow each other in one row. */
+static void cached_task(void *arg, int64_t slot)
+{
+    const struct cached *a = arg;
+    const bsk_attention_dims *d = a->d;
+    int64_t unit = 0, row_floats = d->capacity * d->K * d->D, n;
+    for (int64_t t = 0; t < d->T; t += n) {
+        for (n = 1; n < QUERIES && t + n < d->T && a->row[t + n] == a->row[t] &&
+                    a->pos[t + n] == a->pos[t] + (int32_t)n;)
+            n++;
+        for (int64_t h = 0; h < d->H; h++)
+            if (unit++ % SLOTS == slot) {
+                int64_t q = (t * d->H + h) * d->D,
+                        k = a->row[t] * row_floats + h / (d->H / d->K) * d->D;
+                forward_unit(
+                    d, a->scratch + slot * a->slice,
+                    &(struct queries){a->q + q, a->k + k, a->v + k, a->o + q, NULL, 0, a->pos[t], n});
+            }
+    }
+}
+
+void bsk_attention_cache_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
+                             const float *v, const int32_t *row, const int32_t *pos, float *o,
+                             void *scratch)
+{
+    struct cached a = {d, q, k, v, row, pos, o, scratch, tile_floats(d->capacity)};
+    if (d->T > 0)
+        par->run(par, SLOTS, cached_task, &a);
+}
+
+struct put {
+    const float *x;
+    const int32_t *row, *pos;
+    float *cache;
+    int64_t C, capacity;
+};
+
+static void put_body(const void *arg, int64_t first, int64_t end)
+{
+    const struct put *p = arg;
+    for (int64_t t = first; t < end; t++)
+        memcpy(p->cache + (p->row[t] * p->capacity + p->pos[t]) * p->C, p->x + t * p->C,
+               (size_t)p->C * sizeof *p->x);
+}
+
+void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos,
+                       float *cache, int64_t T, int64_t C, int64_t capacity)
+{
+    struct put p = {x, row, pos, cache, C, capacity};
+    bsk_chunks(par, T, C, put_body, &p);
 }
 
 /* From scores s and dp = dO v^T: s becomes P, dp becomes dS / scale (zero where a key is not seen). */

@@ -123,6 +123,17 @@ static void attention_bwd(const bsk_call *c)
                           P(10));
 }
 
+static void cache_put(const bsk_call *c)
+{
+    bsk_cache_put_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(3));
+}
+
+static void attention_cache(const bsk_call *c)
+{
+    bsk_attention_dims d = attention_dims(c);
+    bsk_attention_cache_f32(c->par, &d, P(0), P(1), P(2), P(3), P(4), P(5), P(6));
+}
+
 static void glu(const bsk_call *c)
 {
     bsk_glu_f32(c->par, P(0), P(1), P(2), N(0), (int)N(1));
@@ -270,6 +281,8 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_ROPE] = {"rope", rope},
     [BSK_ATTENTION] = {"attention", attention},
     [BSK_ATTENTION_BWD] = {"attention_bwd", attention_bwd},
+    [BSK_CACHE_PUT] = {"cache_put", cache_put},
+    [BSK_ATTENTION_CACHE] = {"attention_cache", attention_cache},
     [BSK_GLU] = {"glu", glu},
     [BSK_GLU_BWD] = {"glu_bwd", glu_bwd},
     [BSK_ACT] = {"act", act},

@@ -7,6 +7,7 @@ local lora = require "bs.lora"
 local model = require "bs.model"
 
 local adapter = {}
+local CONFIG <const>, TENSORS <const> = "adapter_config.json", "adapter_model.safetensors"
 
 -- Options of PEFT that change the mathematics and that we do not have.
 local refused = {
@@ -53,15 +54,30 @@ local function spec_of(path, config)
   return spec
 end
 
---- Read a folder for a model. Returns the adapter list (as lora.select) and a table of arrays
--- {full -> {a, b}} in f32, and the config.
-function adapter.load(m, dir)
-  local path = dir .. "/adapter_config.json"
-  local config = checkpoint.read_json(path)
-  check_config(path, config)
-  local spec = spec_of(path, config)
-  local file, message = bs.safetensors.open(dir .. "/adapter_model.safetensors")
-  if not file then bs.fail(1, "%s", message) end
+-- ---- reading -------------------------------------------------------------------------------------------
+
+local saved = {}
+saved.__index = saved
+
+local function read_f32(file, t)
+  local a = file:read(t.name)
+  if t.dtype == "f32" then return a end
+  local wide = a:cast("f32")
+  a:close()
+  return wide
+end
+
+--- The matrices A [r, in] and B [out, r] of an adapter of the list, f32.
+function saved:read(full)
+  local t = self.tensors[full]
+  return read_f32(self.file, t.a), read_f32(self.file, t.b)
+end
+
+function saved:close() self.file:close() end
+saved.__close = saved.close
+
+-- The tensors of the file by linear: full -> {a, b} as the file describes them.
+local function find_tensors(m, file)
   local prefix, linears, found = m.family.peft_prefix, {}, {}
   model.each_linear(m, function(l) linears[l.full] = l end)
   for _, t in ipairs(file:tensors()) do
@@ -75,15 +91,13 @@ function adapter.load(m, dir)
       bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
     end
     found[name] = found[name] or {}
-    found[name][ab == "A" and "a" or "b"] = file:read(t.name):cast("f32")
+    found[name][ab == "A" and "a" or "b"] = t
   end
-  local list = adapter.match(m, spec, found, file:path())
-  file:close()
-  return list, found, config
+  return found
 end
 
---- The adapters that a set of arrays describes, in model order, shapes checked.
-function adapter.match(m, spec, found, path)
+-- The adapters that the tensors make, in model order, shapes checked.
+local function match(m, spec, found, path)
   local list = {}
   for _, a in ipairs(lora.select(m, {
     targets = "all", r = spec.r, alpha = spec.alpha, rslora = spec.rslora, dropout = spec.dropout,
@@ -94,7 +108,7 @@ function adapter.match(m, spec, found, path)
       if not (f.a and f.b) then
         bs.fail(1, "%s: '%s' has only one of lora_A and lora_B", path, a.full)
       end
-      local da, db = f.a:dims(), f.b:dims()
+      local da, db = f.a.dims, f.b.dims
       if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
         bs.fail(1, "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
           path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
@@ -106,57 +120,93 @@ function adapter.match(m, spec, found, path)
   return list
 end
 
+--- Open an adapter folder for a model: {list (as lora.select), spec (r, alpha, rslora, ...), config,
+-- tensors, read(full), close}. suffix: of both files' names; "" for a folder in use.
+function adapter.open(m, dir, suffix)
+  local path = dir .. "/" .. CONFIG .. (suffix or "")
+  local config = checkpoint.read_json(path)
+  check_config(path, config)
+  local spec = spec_of(path, config)
+  local file, message = bs.safetensors.open(dir .. "/" .. TENSORS .. (suffix or ""))
+  if not file then bs.fail(1, "%s", message) end
+  local tensors = find_tensors(m, file)
+  local self = { config = config, spec = spec, file = file, tensors = tensors }
+  self.list = match(m, spec, tensors, file:path())
+  return setmetatable(self, saved)
+end
+
+-- ---- writing -------------------------------------------------------------------------------------------
+
+-- Is every linear of these layers whose last name is a target among the wrapped ones? Then PEFT finds them by
+-- these names; else it needs the full ones.
+local function is_product(m, targets, layers, wrapped)
+  local all = true
+  model.each_linear(m, function(l)
+    if layers[l.layer] and targets[l.full:match("[^.]+$")] and not wrapped[l.full] then all = false end
+  end)
+  return all
+end
+
+local function sorted(set)
+  local list = {}
+  for key in pairs(set) do list[#list + 1] = key end
+  table.sort(list)
+  return list
+end
+
 -- adapter_config.json as PEFT writes it: sorted keys, defaults spelled out.
-local function peft_config(job, list)
-  local null = bs.json.null
-  local targets, seen, layers, layer_seen = {}, {}, {}, {}
-  local rank, alpha, first = {}, {}, list[1]
-  local spec = job.lora_spec or {}
-  local r0, alpha0 = spec.r or first.r, spec.alpha or first.alpha
-  for _, a in ipairs(list) do
-    local leaf = a.full:match("[^.]+$")
-    if not seen[leaf] then
-      seen[leaf] = true
-      targets[#targets + 1] = leaf
-    end
-    if not layer_seen[a.layer] then
-      layer_seen[a.layer] = true
-      layers[#layers + 1] = a.layer
-    end
-    if a.r ~= r0 then rank[a.full] = a.r end
-    if a.alpha ~= alpha0 then alpha[a.full] = a.alpha end
+local function peft_config(job)
+  local null, m, first, spec = bs.json.null, job.model, job.adapters[1], job.lora_spec
+  local targets, layers, wrapped, rank, alpha = {}, {}, {}, {}, {}
+  for _, a in ipairs(job.adapters) do
+    targets[a.full:match("[^.]+$")], layers[a.layer], wrapped[a.full] = true, true, true
+    if a.r ~= spec.r then rank[a.full] = a.r end
+    if a.alpha ~= spec.alpha then alpha[a.full] = a.alpha end
   end
-  table.sort(targets)
-  local all_layers = #layers == job.model.config.layers
+  local names, chosen = sorted(targets), sorted(layers)
+  local some = #chosen < m.config.layers
+  if not is_product(m, targets, layers, wrapped) then names, some = sorted(wrapped), false end
   return {
     alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = job.cfg.model, bias = "none",
     exclude_modules = null, fan_in_fan_out = false, inference_mode = true, init_lora_weights = true,
-    layer_replication = null, layers_pattern = all_layers and null or "layers",
-    layers_to_transform = all_layers and null or layers, loftq_config = {},
-    lora_alpha = alpha0, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
-    megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = r0,
-    rank_pattern = rank, revision = null, target_modules = targets,
+    layer_replication = null, layers_pattern = some and "layers" or null,
+    layers_to_transform = some and chosen or null, loftq_config = {},
+    lora_alpha = spec.alpha, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
+    megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = spec.r,
+    rank_pattern = rank, revision = null, target_modules = names,
     task_type = "CAUSAL_LM", use_dora = false, use_rslora = spec.rslora == true,
   }
 end
 
---- Write the job's adapter to a folder (made if absent). Both files are whole on the disk before the old
--- adapter is touched; what fails leaves it as it was.
-function adapter.save(job, dir)
-  local arrays = {}
+--- Write the job's adapter to a folder (made if absent), matrix by matrix, as files whose names have the
+-- suffix. Each is whole on the disk or not there.
+function adapter.write(job, dir, suffix)
+  local list, ids = {}, {}
   for _, a in ipairs(job.adapters) do
-    for _, id in ipairs { a.a, a.b } do arrays[job.params:name(id)] = job.params:get(id) end
+    for id, dims in pairs { [a.a] = { a.r, a.inn }, [a.b] = { a.out, a.r } } do
+      ids[#ids + 1] = id
+      list[#list + 1] = { name = job.params:name(id), dtype = "f32", dims = dims }
+    end
   end
-  local config = peft_config(job, job.adapters)
   bs.mkdir(dir)
-  local path, new = dir .. "/adapter_config.json", dir .. "/adapter_config.json.new"
-  bs.write_file(new, bs.json.encode(config, { pretty = true }) .. "\n")
-  local ok, message = pcall(bs.safetensors.write, dir .. "/adapter_model.safetensors", arrays, { format = "pt" })
-  if ok then ok, message = os.rename(new, path) end
-  if not ok then
-    os.remove(new)
-    error(message, 0)
+  local path = dir .. "/" .. TENSORS .. suffix
+  local file <close> = bs.safetensors.writer(path, list, { format = "pt" })
+  for _, id in ipairs(ids) do
+    local value <close> = job.params:get(id)
+    file:add(job.params:name(id), value)
   end
+  file:finish()
+  bs.write_file(dir .. "/" .. CONFIG .. suffix, bs.json.encode(peft_config(job), { pretty = true }) .. "\n")
+end
+
+--- Put written files in the place of those in use.
+function adapter.put_in_place(dir, suffix)
+  bs.replace_files(dir, { TENSORS .. suffix, CONFIG .. suffix }, { TENSORS, CONFIG })
+end
+
+--- Remove written files that are not to be used.
+function adapter.discard(dir, suffix)
+  for _, name in ipairs { TENSORS, CONFIG } do os.remove(dir .. "/" .. name .. suffix) end
 end
 
 return adapter

@@ -12,7 +12,7 @@ local K, kind_name = program.kind, program.kind_name
 -- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
 local function context(job, run, j)
   local longest = job.batch:longest(j)
-  return {
+  local ctx = {
     micro = j, attend = bs.op.attention,
     rope = function(x, heads, name)
       local r = job.ropes[name or "default"]
@@ -20,10 +20,18 @@ local function context(job, run, j)
     end,
     scope = { batch = job.batch, micro = j, train = run.train, step = run.step },
   }
+  if run.cache or job.kv_seen then
+    ctx.attend = function(q, k, v, cfg)
+      if job.kv_seen then job.kv_seen[ctx.layer + 1] = cfg.kv_heads * cfg.head_dim end
+      return bs.op.attention(q, k, v, cfg, run.cache, ctx.layer)
+    end
+  end
+  return ctx
 end
 
 -- Scope of one (visit, micro-batch), and its context.
 local function enter(job, run, v, j, tape, suffix)
+  if run.prepare then run.prepare(v.layer, j) end
   local ctx = run.contexts[j]
   if not ctx then
     ctx = context(job, run, j)
@@ -194,7 +202,8 @@ handler[K.norm] = function(job, run, v)
   for j = 0, run.micros - 1 do
     local _ <close> = enter(job, run, v, j, false)
     local x = final_norm(job, job.store:get(keys.h[v.layer], j))
-    if run.head_mode ~= "logits" then x = bs.op.labelled(x) end
+    if run.head_mode == "last" then x = bs.op.last(x)
+    elseif run.head_mode ~= "logits" then x = bs.op.labelled(x) end
     job.head:put(j, x)
   end
 end

@@ -63,7 +63,7 @@ A row of data is a JSON object, all rows of a file are of one kind:
 Without model= it is looked for as %s
 in $BSLUA_MODELS, then in models/. The adapter is a PEFT folder. Ctrl-C ends the run after the step and saves;
 twice ends it at once. Exit status: 0 done, 1 error, 2 usage, 3 the budgets are too small (it says what would
-do), 4 the data is refused, 5 a loss that is not finite, 130 interrupted.
+do), 4 the data is refused, 5 a loss that is not finite, 6 the saved adapter failed its test, 130 interrupted.
 
 Settings and their defaults:]]
 
@@ -106,14 +106,6 @@ local function check_files(cfg)
   end
 end
 
--- A budget: a size, or a share of the free memory when it is left to us.
-local function budget(cfg, name, share)
-  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
-  local bytes = args.size(cfg[name])
-  if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
-  return bytes
-end
-
 -- What is trained: new adapters, or those of a folder.
 local function what_is_trained(cfg, given)
   if cfg.adapter == "" then
@@ -133,7 +125,7 @@ local function open_job(cfg, given)
   return job.new {
     model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
-    vram = budget(cfg, "vram", 0.5), ram = budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
+    vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
   }
 end
 

@@ -11,13 +11,13 @@
 local bs = require "bs"
 local adapter = require "bs.adapter"
 local args = require "bs.args"
-local checkpoint = require "bs.checkpoint"
 local lora = require "bs.lora"
 local model = require "bs.model"
 local nn = require "bs.nn"
 local plan = require "bs.plan"
 local program = require "bs.program"
 local run = require "bs.run"
+local save = require "bs.save"
 
 local job = {}
 local methods = {}
@@ -38,7 +38,7 @@ job.defaults = {
 local optional = {
   model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
   device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
-  stack = "boolean",
+  stack = "boolean", cache = "table",
 }
 
 -- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
@@ -90,8 +90,15 @@ local function settings(cfg)
     if out[key] == nil then out[key] = value end
   end
   if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
-  if out.stack and out.trainable == "base" then
-    bs.fail(2, "stack=true: the layers alone have no loss to train the whole model with; lora or none is expected")
+  for _, key in ipairs(out.cache and { "rows", "tokens" } or {}) do
+    local n = out.cache[key]
+    if math.type(n) ~= "integer" or n < 1 or n > MANY then
+      bs.fail(2, "cache.%s=%s; an integer 1..%d is expected", key, tostring(n), MANY)
+    end
+  end
+  if out.stack and (out.trainable == "base" or out.cache) then
+    bs.fail(2, "stack=true: the layers alone have no loss to train the whole model with and no logits to generate "
+      .. "from; lora or none without cache= is expected")
   end
   if out.rows == 0 then out.rows = math.min(out.micro_tokens, 1024) end
   if out.rows > out.micro_tokens then
@@ -106,18 +113,17 @@ local function choose_trainables(self)
   local cfg, m = self.cfg, self.model
   self.lowest, self.adapters = m.config.layers, {}
   if cfg.trainable == "base" then
+    if cfg.adapter then bs.fail(2, "adapter= with trainable=base; one of them is expected") end
     self.lowest = 0
+  elseif cfg.adapter then
+    self.saved = adapter.open(m, cfg.adapter)
+    self.adapters, self.lora_spec = self.saved.list, self.saved.spec
   elseif cfg.trainable == "lora" then
-    if cfg.adapter then
-      self.adapters, self.initial, self.adapter_config = adapter.load(m, cfg.adapter)
-      local c = self.adapter_config
-      self.lora_spec = { r = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true }
-    else
-      self.lora_spec = lora.spec(cfg.lora)
-      self.adapters = lora.select(m, self.lora_spec)
-    end
-    for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
+    self.lora_spec = lora.spec(cfg.lora)
+    self.adapters = lora.select(m, self.lora_spec)
   end
+  if cfg.trainable ~= "lora" then return end
+  for _, a in ipairs(self.adapters) do self.lowest = math.min(self.lowest, a.layer) end
 end
 
 -- Every weight as a parameter: name -> id, and with an updatable model where the homes are, which the
@@ -224,8 +230,9 @@ local function build(self, device, choice, pool_bytes)
     manifest = m.manifest, rows = m.rows, home = choice.rows, batch = o.batch, io = cfg.io,
   })
   local trainer
-  if cfg.trainable ~= "none" then
+  if cfg.trainable ~= "none" or cfg.adapter then
     o.params = bs.params.open(e)
+    if cfg.trainable == "none" then o.params:freeze() end
     o.base = {}
     if cfg.trainable == "base" then o.base, o.base_homes = register_base(self, o.params) end
     trainer = { params = o.params, adapter = lora.register(m, self.adapters, o.params), base = o.base }
@@ -237,12 +244,15 @@ local function build(self, device, choice, pool_bytes)
     o.head = bs.head.open(e, head)
   end
   o.ropes = make_ropes(self, e)
+  if self.kv then
+    o.cache = bs.cache.open(e, { rows = cfg.cache.rows, capacity = cfg.cache.tokens, channels = self.kv })
+  end
   o.weights = model.bind(m, e, trainer)
   o.stream = bs.stream.open { engine = e, plan = o.plan, io = cfg.io }
   e:seal()
 end
 
-local part_order = { "stream", "head", "params", "rows", "store", "batch", "engine" }
+local part_order = { "stream", "cache", "head", "params", "rows", "store", "batch", "engine" }
 
 local function close_objects(self)
   self.weights, self.ropes = nil, nil
@@ -255,14 +265,14 @@ end
 -- ---- dry run ------------------------------------------------------------------------------------------
 
 -- One micro-batch that fills the capacity; memory goes by capacity, so its content does not matter.
-local function full_micro(self)
-  local n, ids, labels = self.cfg.micro_tokens, {}, {}
+local function full_micro(self, most)
+  local n, ids, labels = math.min(self.cfg.micro_tokens, most), {}, {}
   for i = 1, n do ids[i], labels[i] = 0, 0 end
   return { row_len = { n }, ids = ids, labels = labels }
 end
 
--- The arena and the fixed regions of this very job, from running its step on `meta`.
-local function dry_run(self)
+-- The arena and the fixed regions of this very job, from running its passes on `meta`.
+local function measure(self)
   local m, homes = self.model, {}
   for b = 0, m.n_blocks - 1 do homes[b] = b == m.norm.block and "gpu" or "disk" end
   local choice = { homes = homes, dev_slots = 1, host_slots = 1, boundaries = "device", rows = "disk" }
@@ -272,29 +282,41 @@ local function dry_run(self)
   local store = bs.store.bytes(self:batch_config(), self:store_keys("device"))
   local other = fixed - self.plan:device_bytes() - store
   -- Every micro-batch takes the same ranges of the arena, so two stand for all.
-  local micros = { full_micro(self) }
+  local micros = { full_micro(self, math.huge) }
   if self.cfg.micros > 1 then micros[2] = micros[1] end
   if self.cfg.trainable ~= "none" then self:forward_backward(micros, { step = 1 }) end
   self:walk(micros, "loss")
   if self.cfg.logits and not self.cfg.stack then self:walk(micros, "logits") end
+  if self.cache then self:decode { full_micro(self, self.cfg.cache.tokens) } end
   local arena = self.engine:stats().arena_peak
   close_objects(self)
   return { arena = arena, other = other }
 end
 
+-- The shape of a cache is what the layers hand to attend: it is known after one pass without it.
+local function dry_run(self)
+  if not self.cfg.cache then return measure(self) end
+  self.kv_seen = {}
+  for i = 1, self.model.config.layers do self.kv_seen[i] = 0 end
+  measure(self)
+  self.kv, self.kv_seen = self.kv_seen, nil
+  return measure(self)
+end
+
 -- ---- making a job ----------------------------------------------------------------------------------------
 
 local function load_parameters(self)
-  if self.cfg.trainable ~= "lora" then return end
   for _, a in ipairs(self.adapters) do
-    local given = self.initial and self.initial[a.full]
-    if given then
-      self.params:set(a.a, given.a)
-      self.params:set(a.b, given.b)
+    if self.saved then
+      local first, second = self.saved:read(a.full)
+      self.params:set(a.a, first)
+      self.params:set(a.b, second)
     else
       self.params:init_kaiming(a.a, self.cfg.seed)
     end
   end
+  if self.saved then self.saved:close() end
+  self.saved = nil
 end
 
 -- The device, and what it is to compute in: "auto" is left to the checkpoint where there is a choice.
@@ -315,7 +337,8 @@ local function open_device(cfg)
 end
 
 --- A new job. cfg: see job.defaults; lora = {r, alpha, targets, top_fraction or layers, rslora, dropout,
--- rank_pattern, alpha_pattern} or adapter = folder.
+-- rank_pattern, alpha_pattern} or adapter = folder (with trainable = "none": used and not trained); cache =
+-- {rows, tokens}: keys and values of so many rows of so many tokens are kept, for decode.
 function job.new(cfg)
   local self = setmetatable({ cfg = settings(cfg), steps_done = 0 }, mt)
   local _ <close> = setmetatable({}, { __close = function(_, err)
@@ -344,6 +367,8 @@ end
 
 function methods:close()
   close_objects(self)
+  if self.saved then self.saved:close() end
+  self.saved = nil
   if self.device then self.device:close() end
   self.device = nil
 end
@@ -363,25 +388,10 @@ end
 --- The training loop (see bs.run).
 function methods:run(o) return run.train(self, o) end
 
---- Write the weights of a job with trainable="base", as its steps have left them, as a checkpoint folder
--- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.
-function methods:save_base(dir, opts)
-  if self.cfg.trainable ~= "base" then
-    bs.fail(2, 'save_base: trainable="%s" changes no weight of the model; save(dir) writes the adapter',
-      self.cfg.trainable)
-  end
-  local dtype, values = opts and opts.dtype or "f32", self:parameters()
-  local arrays = checkpoint.others(self.model.checkpoint, values)
-  if self.model.tied then arrays[self.model.family.head.weight] = nil end
-  for name, value in pairs(values) do
-    local dims = self.model.checkpoint.tensors[name].dims
-    if #dims ~= 2 then value = bs.array.new("f32", dims, value:bytes()) end
-    arrays[name] = dtype == "f32" and value or value:cast(dtype)
-  end
-  checkpoint.write(dir, self.model.checkpoint.config, arrays, dtype)
-end
+--- Write the weights of a job with trainable="base" as a checkpoint folder (see save.base).
+function methods:save_base(dir, opts) save.base(self, dir, opts) end
 
---- Save the adapter as a PEFT folder.
-function methods:save(dir) adapter.save(self, dir) end
+--- Save the adapter as a PEFT folder, tested (save.lua).
+function methods:save(dir) save.adapter(self, dir) end
 
 return job

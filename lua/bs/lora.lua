@@ -10,15 +10,29 @@ local lora = {}
 -- PEFT's suffix rule: a module matches a key that it equals or ends with after a dot.
 local function matches(full, key) return full == key or full:sub(-#key - 1) == "." .. key end
 
--- The first pattern key (sorted: tables have no order) that matches, else the default.
+-- The value of the pattern key that matches, else the default. PEFT takes the first key of several; tables have
+-- no order, so several must agree.
 local function by_pattern(patterns, full, default)
-  local keys = {}
-  for key in pairs(patterns or {}) do keys[#keys + 1] = key end
-  table.sort(keys)
-  for _, key in ipairs(keys) do
-    if matches(full, key) then return patterns[key] end
+  local found, by
+  for key, value in pairs(patterns or {}) do
+    if matches(full, key) then
+      if found and found ~= value then
+        local a, b = key < by and key or by, key < by and by or key
+        bs.fail(1, "'%s' matches two patterns with different values, '%s' and '%s'; one is expected", full, a, b)
+      end
+      found, by = value, key
+    end
   end
-  return default
+  return found or default
+end
+
+-- PEFT takes the keys of patterns as regular expressions; names are what we have.
+local function check_keys(name, patterns)
+  for key in pairs(patterns or {}) do
+    if not tostring(key):match("^[%w_.]+$") then
+      bs.fail(2, "lora: %s has the key '%s'; names of linears are supported, regular expressions are not", name, key)
+    end
+  end
 end
 
 -- What a specification may hold, and the types.
@@ -58,6 +72,8 @@ function lora.spec(given)
   for _, t in ipairs(type(spec.targets) == "table" and spec.targets or {}) do
     check("targets", t, type(t) == "string", "a list of names")
   end
+  check_keys("rank_pattern", spec.rank_pattern)
+  check_keys("alpha_pattern", spec.alpha_pattern)
   for key, r in pairs(spec.rank_pattern or {}) do check_rank("rank_pattern." .. key, r) end
   for key, alpha in pairs(spec.alpha_pattern or {}) do check_alpha("alpha_pattern." .. key, alpha) end
   local p = spec.dropout

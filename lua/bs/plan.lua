@@ -2,6 +2,7 @@
 --- Chooses homes, slots and boundary placement under the budgets. A dry run of the job on `meta` gives
 -- the arena and the fixed regions; candidates are scored by sim.lua; bs.plan validates and counts.
 local bs = require "bs"
+local args = require "bs.args"
 local program = require "bs.program"
 local sim = require "bs.sim"
 
@@ -13,6 +14,14 @@ local STAGING = 4 * MIB
 
 local function mib(n) return ("%.1f MiB"):format(n / MIB) end
 plan.mib = mib
+
+--- A budget among the settings of a recipe: a size, or "auto": a share of the free memory.
+function plan.budget(cfg, name, share)
+  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
+  local bytes = args.size(cfg[name])
+  if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
+  return bytes
+end
 
 -- FLOPs of each visit: 2 per parameter and token, twice more for recompute and input gradient.
 local function work_of(job, list)

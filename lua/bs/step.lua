@@ -77,24 +77,37 @@ function methods:forward_backward(micros, opts)
   return self.head and self.head:loss(), count
 end
 
---- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab].
--- observe(kind, i, micro, array): hidden states after embedding (0) and each layer. A stack has no head: its
--- walk waits for the last layer and returns nothing. next: the same walk follows.
-function methods:walk(micros, mode, observe, next)
+local function walk(self, micros, mode, o)
   local count = set_batch(self, micros)
   if mode == "loss" and count == 0 then bs.fail(1, "no labelled token to evaluate") end
   local list = self.walk_program
   local run = {
     micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = self.head and mode,
-    lowest = self.model.config.layers, early = 0, observe = observe,
+    lowest = self.model.config.layers, early = 0, observe = o.observe, prepare = o.prepare, cache = o.cache,
   }
-  if next then follow(self, run, list) end
+  if o.next then follow(self, run, list) end
   pass(self, run, list)
   if not self.head then return self.engine:wait() end
   if mode == "loss" then return self.head:loss(), count end
   local out = {}
   for j = 1, #micros do out[j] = self.head:logits(j - 1) end
   return out
+end
+
+--- Forward walk. mode "loss" returns the mean loss; "logits" a list of arrays [tokens, vocab], "last" of
+-- [rows, vocab]: the last token of each row. observe(kind, i, micro, array): hidden states after embedding (0)
+-- and each layer. A stack has no head: its walk waits for the last layer and returns nothing. next: the same
+-- walk follows. prepare(layer, micro) is called before ops of a layer are issued.
+function methods:walk(micros, mode, observe, next, prepare)
+  return walk(self, micros, mode, { observe = observe, next = next, prepare = prepare })
+end
+
+--- Walk of rows that go on: a micro-batch also holds row_id (rows of the job's cache, from 0) and start (the
+-- position of each row's first token; all earlier ones have been decoded). Returns what a walk for "last" does.
+-- next: another decode follows.
+function methods:decode(micros, next)
+  if not self.cache then bs.fail(2, "decode: the job was made without cache=") end
+  return walk(self, micros, "last", { cache = self.cache, next = next })
 end
 
 local optimizer_defaults = {

@@ -21,6 +21,7 @@ static bs_status open_micro(bs_batch *b, bsi_micro *m)
     for (int i = 0; i < DEVICE_ARRAYS; i++)
         BSI_TRY(bsi_pool_region(b->e->pool, "batch", bytes, at[i]));
     BSI_TRY(bsi_pool_region(b->e->pool, "batch", (size_t)(b->cfg.rows + 1) * sizeof(int32_t), &m->cu));
+    BSI_TRY(bsi_pool_region(b->e->pool, "batch", (size_t)b->cfg.rows * sizeof(int32_t), &m->last_at));
     m->ids = bsi_alloc(BS_TAG_STAGING, (size_t)b->cfg.tokens * sizeof *m->ids);
     m->target = bsi_alloc(BS_TAG_STAGING, (size_t)b->cfg.tokens * sizeof *m->target);
     m->position = bsi_alloc(BS_TAG_STAGING, (size_t)b->cfg.tokens * sizeof *m->position);
@@ -82,6 +83,9 @@ static bs_status check_rows(const bs_batch *b, int micro, const bs_micro *d, int
                 "taken",
                 (long long)r, micro, (long long)d->row_len[r], (long long)b->cfg.tokens,
                 (long long)*tokens);
+        if (d->start && (d->start[r] < 0 || d->start[r] > INT32_MAX - d->row_len[r]))
+            return bsi_fail(BS_ARG, "batch: row %lld of micro-batch %d starts at position %lld",
+                            (long long)r, micro, (long long)d->start[r]);
         *tokens += d->row_len[r];
     }
     return BS_OK;
@@ -94,18 +98,19 @@ static bs_status upload(bs_batch *b, bsi_addr to, const int32_t *v, int64_t n)
 
 bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
 {
-    int64_t tokens = 0, longest = 0, at = 0, n = 0;
+    int64_t tokens = 0, longest = 0, least = INT64_MAX, most = INT64_MIN, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
     bsi_micro *m = &b->micro[micro];
-    /* Four arrays of `tokens` and one of rows + 1, host side. */
-    int32_t *tmp = bsi_alloc(BS_TAG_STAGING, (size_t)(4 * tokens + d->n_rows + 1) * sizeof *tmp);
+    /* Four arrays of `tokens`, rows + 1 starts and rows ends, host side. */
+    int32_t *tmp = bsi_alloc(BS_TAG_STAGING, (size_t)(4 * tokens + 2 * d->n_rows + 1) * sizeof *tmp);
     if (!tmp)
         return BS_NOMEM;
     int32_t *pos = tmp, *row = pos + tokens, *ids = row + tokens, *lab = ids + tokens,
-            *cu = lab + tokens;
+            *cu = lab + tokens, *last = cu + d->n_rows + 1;
     bs_status st = BS_OK;
     cu[0] = 0;
     for (int64_t r = 0; r < d->n_rows; at += d->row_len[r], r++) {
+        int64_t start = d->start ? d->start[r] : 0, id_of_row = d->row_id ? d->row_id[r] : r;
         for (int64_t t = 0; t < d->row_len[r]; t++) {
             int64_t id = d->ids[at + t];
             if (id < 0 || id > INT32_MAX) {
@@ -120,8 +125,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
                               (long long)(at + t), micro, (long long)d->labels[at + t]);
                 goto done;
             }
-            pos[at + t] = (int32_t)t;
-            row[at + t] = (int32_t)(d->row_id ? d->row_id[r] : r);
+            pos[at + t] = (int32_t)(start + t);
+            row[at + t] = (int32_t)id_of_row;
             ids[at + t] = (int32_t)id;
             m->ids[at + t] = id;
             if (d->labels && t > 0 && d->labels[at + t] >= 0) {
@@ -132,17 +137,23 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
             }
         }
         cu[r + 1] = (int32_t)(at + d->row_len[r]);
-        longest = BSI_MAX(longest, d->row_len[r]);
+        last[r] = cu[r + 1] - 1;
+        longest = BSI_MAX(longest, start + d->row_len[r]);
+        least = BSI_MIN(least, id_of_row);
+        most = BSI_MAX(most, id_of_row);
     }
     m->tokens = tokens;
     m->longest = longest;
+    m->least_id = least;
+    m->most_id = most;
     m->rows = d->n_rows;
     m->labelled = n;
     if ((st = upload(b, m->pos, pos, tokens)) == BS_OK &&
         (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
         (st = upload(b, m->dev_ids, ids, tokens)) == BS_OK &&
         (st = upload(b, m->label_at, m->position, n)) == BS_OK &&
-        (st = upload(b, m->label_id, lab, n)) == BS_OK)
+        (st = upload(b, m->label_id, lab, n)) == BS_OK &&
+        (st = upload(b, m->last_at, last, d->n_rows)) == BS_OK)
         st = upload(b, m->cu, cu, d->n_rows + 1);
 done:
     bsi_free(tmp);

@@ -9,6 +9,7 @@
 
 #include <lauxlib.h>
 #include <lualib.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -222,9 +223,19 @@ static int protected_main(lua_State *L)
     return 1;
 }
 
+/* Large blocks go back to the system when they are freed. Left alone the limit rises with the first ones and
+   holes between aligned blocks then keep many times what is in use. */
+static void give_back_memory(void)
+{
+#ifdef M_MMAP_THRESHOLD
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     options o = {0};
+    give_back_memory();
     int status = collect(argc, argv, &o);
     if (status != DONE)
         return status;

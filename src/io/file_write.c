@@ -49,7 +49,7 @@ bs_status bsi_out_open(bsi_out *o, const char *path)
 
 /* A write beyond RLIMIT_FSIZE sends SIGXFSZ, which kills. The signal is held back and taken here, so that
    the call fails with EFBIG as it does on a full disk; the process's handlers stay what they are. */
-static ssize_t write_some(int fd, const void *p, size_t n)
+static ssize_t write_some(int fd, const void *p, size_t n, uint64_t offset)
 {
     const struct timespec now = {0};
     sigset_t limit, before, pending;
@@ -57,7 +57,7 @@ static ssize_t write_some(int fd, const void *p, size_t n)
     sigaddset(&limit, SIGXFSZ);
     sigpending(&pending);
     pthread_sigmask(SIG_BLOCK, &limit, &before); /* fails only for a wrong first argument */
-    ssize_t k = write(fd, p, n);
+    ssize_t k = pwrite(fd, p, n, (off_t)offset);
     int err = errno;
     if (k < 0 && err == EFBIG && !sigismember(&pending, SIGXFSZ))
         while (sigtimedwait(&limit, NULL, &now) < 0 && errno == EINTR)
@@ -67,17 +67,18 @@ static ssize_t write_some(int fd, const void *p, size_t n)
     return k;
 }
 
-bs_status bsi_out_write(bsi_out *o, const void *data, size_t n)
+bs_status bsi_out_write(bsi_out *o, const void *data, size_t n, uint64_t offset)
 {
     const char *p = data;
     while (n) {
-        ssize_t k = write_some(o->fd, p, BSI_MIN(n, (size_t)WRITE_MOST));
+        ssize_t k = write_some(o->fd, p, BSI_MIN(n, (size_t)WRITE_MOST), offset);
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0)
             return bsi_fail_sys(BS_IO, errno, "'%s' cannot be written, %zu bytes are left", o->path, n);
         p += k;
         n -= (size_t)k;
+        offset += (uint64_t)k;
     }
     return BS_OK;
 }
@@ -134,9 +135,23 @@ bs_status bs_file_write(const char *path, const void *data, size_t n)
 {
     bsi_out o;
     BSI_TRY(bsi_out_open(&o, path));
-    bs_status ret = bsi_out_write(&o, data, n);
+    bs_status ret = bsi_out_write(&o, data, n, 0);
     if (ret == BS_OK)
         return bsi_out_commit(&o);
     bsi_out_abort(&o);
     return ret;
+}
+
+bs_status bs_file_replace(int n, const char *const *from, const char *const *to)
+{
+    struct stat st;
+    for (int i = 0; i < n; i++) {
+        BSI_TRY(check_target(to[i]));
+        if (stat(from[i], &st) != 0)
+            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
+    }
+    for (int i = 0; i < n; i++)
+        if (rename(from[i], to[i]) != 0)
+            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
+    return n > 0 ? sync_folder(to[0]) : BS_OK;
 }

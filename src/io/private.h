@@ -22,6 +22,18 @@ void bsi_file_identify(bsi_file *f, const struct stat *st);
 /* All n bytes at offset, or BS_IO with file, offset, expected and got. */
 bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset);
 
+/* An element type of the safetensors format. Pointers to them compare as the types do in size order. */
+typedef struct bsi_format {
+    const char *name; /* "BF16" */
+    unsigned bits;
+    bs_dtype dtype; /* BS_DTYPE_COUNT: none that we compute with */
+} bsi_format;
+
+const bsi_format *bsi_format_named(const char *name); /* NULL: unknown */
+const bsi_format *bsi_format_of(bs_dtype t);
+/* n bytes of a tensor's data from byte `at` of it on. */
+bs_status bsi_st_bytes(const bs_st *st, const bs_st_tensor *t, uint64_t at, void *to, size_t n);
+
 /* A file that replaces `path` when it is complete: written beside it, then renamed. Zero is closed. */
 typedef struct bsi_out {
     const char *path; /* the caller's */
@@ -30,7 +42,7 @@ typedef struct bsi_out {
 } bsi_out;
 
 bs_status bsi_out_open(bsi_out *o, const char *path);
-bs_status bsi_out_write(bsi_out *o, const void *data, size_t n);
+bs_status bsi_out_write(bsi_out *o, const void *data, size_t n, uint64_t offset);
 /* fsync, rename, fsync of the folder. Closes o whatever happens. */
 bs_status bsi_out_commit(bsi_out *o);
 /* Removes the temporary file. Fine on a closed o. */

@@ -24,39 +24,47 @@ struct bs_st {
     bs_st_tensor *tensor; /* [n], by offset */
     char *text;           /* their names */
     bsi_names names;
+    int n_meta;
+    const char **meta; /* [2 * n_meta]: keys and values of __metadata__, which lie in meta_text */
+    char *meta_text;
 };
 
-static const struct format {
-    const char *name;
-    unsigned bits;
-    bs_dtype dtype;
-} formats[] = {{"BOOL", 8, BS_DTYPE_COUNT},
-               {"F4", 4, BS_DTYPE_COUNT},
-               {"F6_E2M3", 6, BS_DTYPE_COUNT},
-               {"F6_E3M2", 6, BS_DTYPE_COUNT},
-               {"U8", 8, BS_DTYPE_U8},
-               {"I8", 8, BS_DTYPE_COUNT},
-               {"F8_E5M2", 8, BS_DTYPE_COUNT},
-               {"F8_E4M3", 8, BS_DTYPE_COUNT},
-               {"F8_E8M0", 8, BS_DTYPE_COUNT},
-               {"F8_E4M3FNUZ", 8, BS_DTYPE_COUNT},
-               {"F8_E5M2FNUZ", 8, BS_DTYPE_COUNT},
-               {"I16", 16, BS_DTYPE_COUNT},
-               {"U16", 16, BS_DTYPE_COUNT},
-               {"F16", 16, BS_DTYPE_F16},
-               {"BF16", 16, BS_DTYPE_BF16},
-               {"I32", 32, BS_DTYPE_I32},
-               {"U32", 32, BS_DTYPE_COUNT},
-               {"F32", 32, BS_DTYPE_F32},
-               {"C64", 64, BS_DTYPE_COUNT},
-               {"F64", 64, BS_DTYPE_F64},
-               {"I64", 64, BS_DTYPE_I64},
-               {"U64", 64, BS_DTYPE_COUNT}};
+/* Narrowest first, as the format's own writer orders them. */
+static const bsi_format formats[] = {{"BOOL", 8, BS_DTYPE_COUNT},
+                                     {"F4", 4, BS_DTYPE_COUNT},
+                                     {"F6_E2M3", 6, BS_DTYPE_COUNT},
+                                     {"F6_E3M2", 6, BS_DTYPE_COUNT},
+                                     {"U8", 8, BS_DTYPE_U8},
+                                     {"I8", 8, BS_DTYPE_COUNT},
+                                     {"F8_E5M2", 8, BS_DTYPE_COUNT},
+                                     {"F8_E4M3", 8, BS_DTYPE_COUNT},
+                                     {"F8_E8M0", 8, BS_DTYPE_COUNT},
+                                     {"F8_E4M3FNUZ", 8, BS_DTYPE_COUNT},
+                                     {"F8_E5M2FNUZ", 8, BS_DTYPE_COUNT},
+                                     {"I16", 16, BS_DTYPE_COUNT},
+                                     {"U16", 16, BS_DTYPE_COUNT},
+                                     {"F16", 16, BS_DTYPE_F16},
+                                     {"BF16", 16, BS_DTYPE_BF16},
+                                     {"I32", 32, BS_DTYPE_I32},
+                                     {"U32", 32, BS_DTYPE_COUNT},
+                                     {"F32", 32, BS_DTYPE_F32},
+                                     {"C64", 64, BS_DTYPE_COUNT},
+                                     {"F64", 64, BS_DTYPE_F64},
+                                     {"I64", 64, BS_DTYPE_I64},
+                                     {"U64", 64, BS_DTYPE_COUNT}};
 
-static const struct format *format_of(const char *name)
+const bsi_format *bsi_format_named(const char *name)
 {
     for (size_t i = 0; i < BSI_COUNT(formats); i++)
         if (strcmp(formats[i].name, name) == 0)
+            return &formats[i];
+    return NULL;
+}
+
+const bsi_format *bsi_format_of(bs_dtype t)
+{
+    for (size_t i = 0; i < BSI_COUNT(formats); i++)
+        if (formats[i].dtype == t)
             return &formats[i];
     return NULL;
 }
@@ -202,7 +210,7 @@ static bs_status parse_tensor(const bs_st *st, const cJSON *v, bs_st_tensor *t)
                             : "data_offsets");
     if (!cJSON_IsString(dtype))
         return bad(st, t->name, "'dtype' is not a string");
-    const struct format *f = format_of(dtype->valuestring);
+    const bsi_format *f = bsi_format_named(dtype->valuestring);
     if (!f)
         return unknown_dtype(st, t->name, dtype->valuestring);
     t->dtype_name = f->name;
@@ -212,7 +220,33 @@ static bs_status parse_tensor(const bs_st *st, const cJSON *v, bs_st_tensor *t)
     return check_size(st, t, f->bits);
 }
 
-static bs_status check_metadata(const bs_st *st, const cJSON *v)
+/* Copies one string of the metadata to *to. */
+static const char *keep(char **to, const char *s)
+{
+    size_t n = strlen(s) + 1;
+    const char *at = memcpy(*to, s, n);
+    *to += n;
+    return at;
+}
+
+static bs_status take_metadata(bs_st *st, const cJSON *v)
+{
+    size_t room = 0;
+    for (const cJSON *c = v->child; c; c = c->next, st->n_meta++)
+        room += strlen(c->string) + strlen(c->valuestring) + 2;
+    if (!(st->meta = bsi_alloc(BS_TAG_HEADER, 2 * (size_t)st->n_meta * sizeof *st->meta)) ||
+        !(st->meta_text = bsi_alloc(BS_TAG_HEADER, room)))
+        return BS_NOMEM;
+    char *to = st->meta_text;
+    int i = 0;
+    for (const cJSON *c = v->child; c; c = c->next) {
+        st->meta[i++] = keep(&to, c->string);
+        st->meta[i++] = keep(&to, c->valuestring);
+    }
+    return BS_OK;
+}
+
+static bs_status read_metadata(bs_st *st, const cJSON *v)
 {
     bsi_names seen;
     bs_status ret = BS_OK;
@@ -228,7 +262,7 @@ static bs_status check_metadata(const bs_st *st, const cJSON *v)
                            NAME_SHOWN, c->string);
     }
     bsi_names_free(&seen);
-    return ret;
+    return ret == BS_OK ? take_metadata(st, v) : ret;
 }
 
 static int by_offset(const void *x, const void *y)
@@ -288,7 +322,7 @@ static bs_status walk(bs_st *st, const cJSON *root)
             if (metadata)
                 return bsi_fail(BS_FORMAT, "file '%s': __metadata__ is given twice", st->path);
             metadata = true;
-            BSI_TRY(check_metadata(st, c));
+            BSI_TRY(read_metadata(st, c));
             continue;
         }
         size_t n = strlen(c->string) + 1;
@@ -379,6 +413,8 @@ void bs_st_close(bs_st *st)
     bsi_names_free(&st->names);
     bsi_free(st->tensor);
     bsi_free(st->text);
+    bsi_free(st->meta);
+    bsi_free(st->meta_text);
     bsi_free(st->path);
     bsi_free(st);
 }
@@ -406,6 +442,19 @@ const char *bs_st_path(const bs_st *st)
 uint64_t bs_st_file_bytes(const bs_st *st)
 {
     return st->bytes;
+}
+
+const char *bs_st_meta(const bs_st *st, int i, const char **value)
+{
+    if (i < 0 || i >= st->n_meta)
+        return NULL;
+    *value = st->meta[2 * i + 1];
+    return st->meta[2 * i];
+}
+
+bs_status bsi_st_bytes(const bs_st *st, const bs_st_tensor *t, uint64_t at, void *to, size_t n)
+{
+    return bsi_read_all(st->fd, st->path, to, n, t->offset + at);
 }
 
 bs_status bs_st_read(bs_st *st, const char *name, bs_array **out)

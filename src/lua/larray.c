@@ -257,6 +257,17 @@ static int l_rel_err(lua_State *L)
     return 1;
 }
 
+/* bs.array.merge(w, a, b, scale [, threads]): w += scale b a, in place; bs_lora_merge. */
+static int l_merge(lua_State *L)
+{
+    bs_array *w = check(L, 1);
+    const bs_array *a = check(L, 2), *b = check(L, 3);
+    double scale = luaL_checknumber(L, 4);
+    int threads = lua_isnoneornil(L, 5) ? 0 : bsl_checkint(L, 5, 0, INT_MAX);
+    bsl_try(L, bs_lora_merge(w, a, b, scale, threads), "bs.array.merge");
+    return 0;
+}
+
 static int l_tostring(lua_State *L)
 {
     const bs_array *a = bsl_checkbox(L, 1, &bsl_array_type)->h;
@@ -291,7 +302,8 @@ static const luaL_Reg methods[] = {{"argmax_rows", l_argmax_rows},
                                    {"uniform", l_uniform},
                                    {NULL, NULL}};
 static const luaL_Reg meta[] = {{"__len", l_count}, {"__tostring", l_tostring}, {NULL, NULL}};
-static const luaL_Reg functions[] = {{"new", l_new}, {"rel_err", l_rel_err}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"merge", l_merge}, {"new", l_new}, {"rel_err", l_rel_err}, {NULL, NULL}};
 
 void bsl_open_array(lua_State *L)
 {

@@ -250,14 +250,12 @@ static const int64_t *list_field(lua_State *L, const char *field, bool required,
     return v;
 }
 
-/* b:set(j, {row_len =, ids =, labels =, row_id =}): lists, or i64 arrays. */
+/* b:set(j, {row_len =, ids =, labels =, row_id =, start =}): lists, or i64 arrays. */
 static int l_batch_set(lua_State *L)
 {
-    static const bsl_option spec[] = {{"row_len", BSL_ANY, 0, true},
-                                      {"ids", BSL_ANY, 0, true},
-                                      {"labels", BSL_ANY, 0, false},
-                                      {"row_id", BSL_ANY, 0, false},
-                                      {NULL, BSL_ANY, 0, false}};
+    static const bsl_option spec[] = {{"row_len", BSL_ANY, 0, true}, {"ids", BSL_ANY, 0, true},
+                                      {"labels", BSL_ANY, 0, false}, {"row_id", BSL_ANY, 0, false},
+                                      {"start", BSL_ANY, 0, false},  {NULL, BSL_ANY, 0, false}};
     bs_batch *b = check_batch(L);
     int j = bsl_checkint(L, 2, 0, INT_MAX);
     bs_micro m = {0};
@@ -271,6 +269,7 @@ static int l_batch_set(lua_State *L)
     m.ids = list_field(L, "ids", true, total);
     m.labels = list_field(L, "labels", false, total);
     m.row_id = list_field(L, "row_id", false, m.n_rows);
+    m.start = list_field(L, "start", false, m.n_rows);
     bsl_try(L, bs_batch_set(b, j, &m), "bs.batch.set");
     return 0;
 }
@@ -315,12 +314,9 @@ static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
                                           {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
-static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},
-                                         {"labelled", l_batch_labelled},
-                                         {"longest", l_batch_longest},
-                                         {"set", l_batch_set},
-                                         {"tokens", l_batch_tokens},
-                                         {NULL, NULL}};
+static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},     {"labelled", l_batch_labelled},
+                                         {"longest", l_batch_longest}, {"set", l_batch_set},
+                                         {"tokens", l_batch_tokens},   {NULL, NULL}};
 
 static void add_module(lua_State *L, const char *name, lua_CFunction open)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** lfile.c: bs.safetensors (open files and atomic writing) and bs.write_file.
+** lfile.c: bs.safetensors (open files and atomic writing, at once or tensor by tensor) and bs.write_file.
 */
 #include "lua/bsl.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +81,17 @@ static int l_read(lua_State *L)
     bs_status status = bs_st_read(st, name, &a);
     box->h = a;
     bsl_try(L, status, "bs.safetensors.read");
+    return 1;
+}
+
+/* f:metadata() -> {key = value} of the header */
+static int l_metadata(lua_State *L)
+{
+    const bs_st *st = check(L);
+    const char *key, *value;
+    lua_newtable(L);
+    for (int i = 0; (key = bs_st_meta(st, i, &value)); i++)
+        bsl_setstr(L, key, value);
     return 1;
 }
 
@@ -182,6 +194,105 @@ static int l_write(lua_State *L)
     return 0;
 }
 
+/* ---- writing tensor by tensor ------------------------------------------------------------------- */
+
+static void close_writer(void *h)
+{
+    bs_st_writer_close(h);
+}
+
+static const bsl_type writer_type = {"bs.safetensors.writer", close_writer, 0, 0};
+
+static bs_st_writer *check_writer(lua_State *L)
+{
+    return bsl_check(L, 1, &writer_type);
+}
+
+/* The description at the top, as bs.safetensors' tensors() gives it; what it points to stays in the table
+   or on the stack (one value pushed). */
+static void read_description(lua_State *L, bs_st_tensor *t)
+{
+    char upper[32];
+    luaL_argcheck(L, lua_istable(L, -1), 2, "a list of {name =, dtype =, dims =} expected");
+    int at = lua_gettop(L);
+    if (lua_getfield(L, at, "dims") != LUA_TTABLE)
+        bsl_optionerror(L, 2, "dims", "table");
+    t->ndim = bsl_checkdims(L, lua_gettop(L), t->dim);
+    lua_pop(L, 1);
+    if (lua_getfield(L, at, "name") != LUA_TSTRING)
+        bsl_optionerror(L, 2, "name", "string");
+    t->name = lua_tostring(L, -1);
+    lua_pop(L, 1);
+    if (lua_getfield(L, at, "dtype") != LUA_TSTRING)
+        bsl_optionerror(L, 2, "dtype", "string");
+    const char *dtype = lua_tostring(L, -1);
+    size_t n = 0;
+    for (; dtype[n] && n < sizeof upper - 1; n++)
+        upper[n] = (char)toupper((unsigned char)dtype[n]);
+    upper[n] = '\0';
+    lua_pop(L, 1);
+    t->dtype_name = lua_pushstring(L, upper);
+}
+
+/* bs.safetensors.writer(path, {{name =, dtype =, dims =}, ...} [, {key = string}]) */
+static int l_writer(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    int n_meta = 0;
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_settop(L, 3);
+    if (lua_isnil(L, 3)) {
+        lua_newtable(L);
+        lua_replace(L, 3);
+    }
+    luaL_checktype(L, 3, LUA_TTABLE);
+    const char **key = sorted_keys(L, 3, &n_meta);
+    const char **value = string_values(L, 3, key, n_meta);
+    size_t n = lua_rawlen(L, 2);
+    luaL_argcheck(L, n <= INT_MAX / 2, 2, "too many tensors");
+    bs_st_tensor *t = lua_newuserdatauv(L, (n + 1) * sizeof *t, 0);
+    memset(t, 0, (n + 1) * sizeof *t);
+    lua_createtable(L, (int)n, 0); /* keeps the dtypes' names */
+    int names = lua_gettop(L);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, (lua_Integer)i + 1);
+        read_description(L, &t[i]);
+        lua_rawseti(L, names, (lua_Integer)i + 1);
+        lua_pop(L, 1);
+    }
+    bsl_box *box = bsl_newbox(L, &writer_type);
+    bs_st_writer *w = NULL;
+    bs_status st = bs_st_writer_open(path, (int64_t)n, t, n_meta, key, value, &w);
+    box->h = w;
+    bsl_try(L, st, "bs.safetensors.writer");
+    return 1;
+}
+
+static int l_writer_add(lua_State *L)
+{
+    bs_st_writer *w = check_writer(L);
+    const char *name = luaL_checkstring(L, 2);
+    const bs_array *a = bsl_check(L, 3, &bsl_array_type);
+    bsl_try(L, bs_st_writer_add(w, name, a), "bs.safetensors.writer.add");
+    return 0;
+}
+
+/* w:copy(name, file) */
+static int l_writer_copy(lua_State *L)
+{
+    bs_st_writer *w = check_writer(L);
+    const char *name = luaL_checkstring(L, 2);
+    const bs_st *from = bsl_check(L, 3, &file_type);
+    bsl_try(L, bs_st_writer_copy(w, name, from), "bs.safetensors.writer.copy");
+    return 0;
+}
+
+static int l_writer_finish(lua_State *L)
+{
+    bsl_try(L, bs_st_writer_finish(check_writer(L)), "bs.safetensors.writer.finish");
+    return 0;
+}
+
 static int l_write_file(lua_State *L)
 {
     size_t n;
@@ -191,15 +302,43 @@ static int l_write_file(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find},       {"path", l_path},
-                                   {"read", l_read},   {"tensors", l_tensors}, {NULL, NULL}};
-static const luaL_Reg functions[] = {{"open", l_open}, {"write", l_write}, {NULL, NULL}};
+/* bs.replace_files(folder, {from, ...}, {to, ...}): names in the folder. */
+static int l_replace_files(lua_State *L)
+{
+    enum { MOST = 16 };
+    const char *folder = luaL_checkstring(L, 1), *path[2][MOST];
+    luaL_checktype(L, 2, LUA_TTABLE);
+    luaL_checktype(L, 3, LUA_TTABLE);
+    size_t n = lua_rawlen(L, 2);
+    luaL_argcheck(L, n <= MOST && lua_rawlen(L, 3) == n, 3, "as many names, at most 16");
+    luaL_checkstack(L, 2 * MOST + 4, NULL);
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < n; i++) {
+            lua_rawgeti(L, 2 + k, (lua_Integer)i + 1);
+            luaL_argcheck(L, lua_type(L, -1) == LUA_TSTRING, 2 + k, "names expected");
+            path[k][i] = lua_pushfstring(L, "%s/%s", folder, lua_tostring(L, -1));
+            lua_remove(L, -2);
+        }
+    bsl_try(L, bs_file_replace((int)n, path[0], path[1]), "bs.replace_files");
+    return 0;
+}
+
+static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find}, {"metadata", l_metadata},
+                                   {"path", l_path},   {"read", l_read}, {"tensors", l_tensors},
+                                   {NULL, NULL}};
+static const luaL_Reg writer_methods[] = {
+    {"add", l_writer_add}, {"copy", l_writer_copy}, {"finish", l_writer_finish}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"open", l_open}, {"write", l_write}, {"writer", l_writer}, {NULL, NULL}};
 
 void bsl_open_file(lua_State *L)
 {
     bsl_newtype(L, &file_type, methods, NULL);
+    bsl_newtype(L, &writer_type, writer_methods, NULL);
     luaL_newlib(L, functions);
     lua_setfield(L, -2, "safetensors");
+    lua_pushcfunction(L, l_replace_files);
+    lua_setfield(L, -2, "replace_files");
     lua_pushcfunction(L, l_write_file);
     lua_setfield(L, -2, "write_file");
 }

@@ -64,10 +64,10 @@ static int l_bytes(lua_State *L)
     return 1;
 }
 
-/* h:begin("train" | "loss" | "logits", labelled tokens of the step) */
+/* h:begin("train" | "loss" | "logits" | "last", labelled tokens of the step) */
 static int l_begin(lua_State *L)
 {
-    static const char *const modes[] = {"train", "loss", "logits", NULL};
+    static const char *const modes[] = {"train", "loss", "logits", "last", NULL};
     bs_head *h = check(L);
     bs_head_mode mode = (bs_head_mode)luaL_checkoption(L, 2, NULL, modes);
     int64_t count = bsl_checkcount(L, 3);

@@ -86,6 +86,12 @@ static int l_device_bytes(lua_State *L)
     return 1;
 }
 
+static int l_freeze(lua_State *L)
+{
+    bsl_try(L, bs_params_freeze(check(L)), "bs.params.freeze");
+    return 0;
+}
+
 static int l_seal(lua_State *L)
 {
     bsl_try(L, bs_params_seal(check(L)), "bs.params.seal");
@@ -208,6 +214,7 @@ static const luaL_Reg methods[] = {{"add", l_add},
                                    {"apply", l_apply},
                                    {"count", l_count},
                                    {"device_bytes", l_device_bytes},
+                                   {"freeze", l_freeze},
                                    {"get", l_get},
                                    {"grad", l_grad},
                                    {"init_kaiming", l_init_kaiming},

@@ -5,8 +5,10 @@
 */
 #include "lua/bsl.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,6 +50,41 @@ static int l_is_file(lua_State *L)
     return 1;
 }
 
+/* same_file(a, b): both paths are there and lead to one file or folder. */
+static int l_same_file(lua_State *L)
+{
+    struct stat a, b;
+    const char *x = luaL_checkstring(L, 1), *y = luaL_checkstring(L, 2);
+    lua_pushboolean(L, stat(x, &a) == 0 && stat(y, &b) == 0 && a.st_dev == b.st_dev &&
+                           a.st_ino == b.st_ino);
+    return 1;
+}
+
+/* list_folder(path) -> sorted names in it, without "." and ".."; nil and a message when it cannot be read. */
+static int l_list_folder(lua_State *L)
+{
+    struct dirent **entry;
+    const char *path = luaL_checkstring(L, 1);
+    lua_newtable(L);
+    int n = scandir(path, &entry, NULL, alphasort);
+    if (n < 0) {
+        lua_pushnil(L);
+        lua_pushfstring(L, "'%s': %s", path, strerror(errno));
+        return 2;
+    }
+    lua_Integer at = 0;
+    for (int i = 0; i < n; i++) { /* names are short: only memory that is all gone can raise here */
+        const char *name = entry[i]->d_name;
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) {
+            lua_pushstring(L, name);
+            lua_rawseti(L, -2, ++at);
+        }
+        free(entry[i]);
+    }
+    free(entry);
+    return 1;
+}
+
 /* check_folder(path): it can be written, or made: said before hours of work and not after. */
 static int l_check_folder(lua_State *L)
 {
@@ -86,8 +123,13 @@ static int l_pid(lua_State *L)
 void bsl_open_system(lua_State *L)
 {
     static const luaL_Reg functions[] = {
-        {"mkdir", l_mkdir},     {"check_folder", l_check_folder},
-        {"is_file", l_is_file}, {"memory_available", l_memory_available},
-        {"pid", l_pid},         {NULL, NULL}};
+        {"mkdir", l_mkdir},
+        {"check_folder", l_check_folder},
+        {"is_file", l_is_file},
+        {"list_folder", l_list_folder},
+        {"memory_available", l_memory_available},
+        {"pid", l_pid},
+        {"same_file", l_same_file},
+        {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -28,10 +28,16 @@ static void close_rope(void *h)
     bs_rope_free(h);
 }
 
+static void close_cache(void *h)
+{
+    bs_cache_close(h);
+}
+
 const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 1, 0};
 const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
 const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2, 0};
 static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
+static const bsl_type cache_type = {"bs.cache", close_cache, 1, 0};
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
@@ -189,6 +195,30 @@ static int l_rope_new(lua_State *L)
     return 1;
 }
 
+/* bs.cache.open(engine, {rows =, capacity =, channels = {one a layer}}) */
+static int l_cache_open(lua_State *L)
+{
+    static const bsl_option spec[] = {{"rows", BSL_I64, offsetof(bs_cache_cfg, rows), true},
+                                      {"capacity", BSL_I64, offsetof(bs_cache_cfg, capacity), true},
+                                      {"channels", BSL_ANY, 0, true},
+                                      {NULL, BSL_ANY, 0, false}};
+    bs_cache_cfg cfg = {0};
+    int64_t layers = 0;
+    bs_engine *e = bsl_check(L, 1, &bsl_engine_type);
+    bsl_options(L, 2, spec, &cfg);
+    lua_getfield(L, 2, "channels");
+    cfg.channels = bsl_integers(L, 2, -1, "channels", &layers);
+    luaL_argcheck(L, layers <= INT_MAX, 2, "too many layers");
+    cfg.layers = (int)layers;
+    bsl_box *box = bsl_newbox(L, &cache_type);
+    bsl_borrow(L, box, 0, 1);
+    bs_cache *c = NULL;
+    bs_status st = bs_cache_open(e, &cfg, &c);
+    box->h = c;
+    bsl_try(L, st, "bs.cache.open");
+    return 1;
+}
+
 /* ---- tensor methods ----------------------------------------------------------------------------- */
 
 static int l_want_grad(lua_State *L)
@@ -332,7 +362,8 @@ static int l_rope(lua_State *L)
     return finish(L, box, y, st, "bs.op.rope");
 }
 
-/* attention(q, k, v, {heads =, kv_heads =, head_dim =, scale =, window =, softcap =}) */
+/* attention(q, k, v, {heads =, kv_heads =, head_dim =, scale =, window =, softcap =} [, cache, layer]): inside
+   the rows of the micro-batch, or against the layer (from 0) of a cache, which takes k and v. */
 static int l_attention(lua_State *L)
 {
     static const bsl_option spec[] = {{"heads", BSL_INT, offsetof(bs_attention_cfg, heads), true},
@@ -346,8 +377,13 @@ static int l_attention(lua_State *L)
     bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3),
               *y = NULL;
     bsl_options(L, 4, spec, &cfg);
+    bs_cache *cache = bsl_opt(L, 5, &cache_type);
+    int layer = cache ? bsl_checkint(L, 6, 0, INT_MAX) : 0;
+    if (cache)
+        bsl_use(L, 5);
     bsl_box *box = bsl_newtensor(L, 1);
-    bs_status st = bs_op_attention(q, k, v, &cfg, &y);
+    bs_status st = cache ? bs_op_attention_cached(q, k, v, &cfg, cache, layer, &y)
+                         : bs_op_attention(q, k, v, &cfg, &y);
     return finish(L, box, y, st, "bs.op.attention");
 }
 
@@ -443,6 +479,14 @@ static int l_labelled(lua_State *L)
     return finish(L, box, y, st, "bs.op.labelled");
 }
 
+static int l_last(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_last(x, &y);
+    return finish(L, box, y, st, "bs.op.last");
+}
+
 static int l_view(lua_State *L)
 {
     int64_t dim[BS_MAX_DIMS] = {0};
@@ -511,6 +555,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"from_array", l_from_array},
                                {"glu", l_glu},
                                {"labelled", l_labelled},
+                               {"last", l_last},
                                {"layernorm", l_layernorm},
                                {"linear", l_linear},
                                {"mul", l_mul},
@@ -536,9 +581,14 @@ void bsl_open_tensor(lua_State *L)
     bsl_newtype(L, &bsl_weight_type, none, NULL);
     bsl_newtype(L, &bsl_linear_type, linear_methods, NULL);
     bsl_newtype(L, &rope_type, none, NULL);
+    bsl_newtype(L, &cache_type, none, NULL);
     add_module(L, "weight", l_weight_new);
     add_module(L, "linear", l_linear_new);
     add_module(L, "rope", l_rope_new);
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, l_cache_open);
+    lua_setfield(L, -2, "open");
+    lua_setfield(L, -2, "cache");
     luaL_newlib(L, ops);
     lua_setfield(L, -2, "op");
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** ops_rows.c: the ops that read the scope's micro-batch: rope (positions), attention (row starts),
-** labelled (trained positions). x has one row per token of the micro-batch. Owner thread only.
+** ops_rows.c: the ops that read the scope's micro-batch: rope (positions), attention (row starts), labelled
+** (trained positions), last (row ends). x has one row per token of the micro-batch. Owner thread only.
 */
 #include "tensor/tensor.h"
 
@@ -91,7 +91,7 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-static bs_status check_attention(const bs_attention_cfg *a, bs_tensor *const in[3])
+bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3])
 {
     char t[3][BSI_SHAPE_TEXT];
     if (a->heads < 1 || a->kv_heads < 1 || a->head_dim < 1 || a->heads % a->kv_heads != 0 ||
@@ -157,7 +157,7 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     bsi_value *lse;
     const bsi_micro *m;
     BSI_TRY(bsi_op_begin(BSI_OP_ATTENTION, 3, in, &s));
-    BSI_TRY(check_attention(a, in));
+    BSI_TRY(bsi_attention_check(a, in));
     BSI_TRY(bsi_scope_micro(s, "attention", q, &m));
     double scale = a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim);
     int64_t capacity = BSI_MAX(q->capacity, BSI_MAX(k->capacity, v->capacity));
@@ -234,6 +234,21 @@ bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
 
 /* ---- labelled -------------------------------------------------------------------------------- */
 
+/* y[i] = x[at[i]] for i < n */
+static bs_status gather(bsi_space *s, bs_tensor *x, bsi_addr at, int64_t n, bs_tensor **out)
+{
+    int64_t C = bsi_tensor_row(x);
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, x->capacity, out));
+    bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "gather rows"};
+    c.arg[0] = bsi_act_read(s->e, x->value->at, x->dim[0] * C);
+    c.arg[1] = (bsi_arg){at, (size_t)n * sizeof(int32_t), BSI_READ};
+    c.arg[2] = bsi_act_write(s->e, (*out)->value->at, n * C);
+    bs_status st = bsi_op_launch(s->e, &c);
+    if (st != BS_OK)
+        bs_tensor_release(*out);
+    return st;
+}
+
 bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
 {
     bsi_space *s;
@@ -242,22 +257,29 @@ bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
     const bsi_micro *m;
     BSI_TRY(bsi_op_begin(BSI_OP_LABELLED, 1, &x, &s));
     BSI_TRY(bsi_scope_micro(s, "labelled", x, &m));
-    int64_t n = m->labelled, C = bsi_tensor_row(x);
-    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, x->capacity, &y));
-    bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "labelled"};
-    c.arg[0] = bsi_act_read(s->e, x->value->at, x->dim[0] * C);
-    c.arg[1] = (bsi_arg){m->label_at, (size_t)n * sizeof(int32_t), BSI_READ};
-    c.arg[2] = bsi_act_write(s->e, y->value->at, n * C);
-    bs_status st = bsi_op_launch(s->e, &c);
-    if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
-        (st = bsi_node_new(s, BSI_OP_LABELLED, 1, &x, y->value, &node)) == BS_OK) {
-        node->n[0] = n;
-        node->n[1] = C;
-    }
-    if (st != BS_OK) {
-        bs_tensor_release(y);
+    bs_status st = gather(s, x, m->label_at, m->labelled, &y);
+    if (st != BS_OK)
         return bsi_wrap(st, "labelled");
+    if (bsi_tape_wants(s, 1, &x, false)) {
+        st = bsi_node_new(s, BSI_OP_LABELLED, 1, &x, y->value, &node);
+        if (st != BS_OK) {
+            bs_tensor_release(y);
+            return bsi_wrap(st, "labelled");
+        }
+        node->n[0] = m->labelled;
+        node->n[1] = bsi_tensor_row(x);
     }
     *out = y;
     return BS_OK;
+}
+
+bs_status bs_op_last(bs_tensor *x, bs_tensor **out)
+{
+    bsi_space *s;
+    const bsi_micro *m;
+    BSI_TRY(bsi_op_begin(BSI_OP_LAST, 1, &x, &s));
+    if (bsi_tape_wants(s, 1, &x, false))
+        return bsi_fail(BS_UNSUPPORTED, "last: it has no gradient; it is for walks without a tape");
+    BSI_TRY(bsi_scope_micro(s, "last", x, &m));
+    return bsi_wrap(gather(s, x, m->last_at, m->rows, out), "last");
 }

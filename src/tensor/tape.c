@@ -8,8 +8,8 @@
 #include "tensor/tensor.h"
 
 static const char *const names[BSI_OP_COUNT] = {
-    "linear",  "rmsnorm", "layernorm", "rope",     "attention", "glu",      "act", "add", "mul",
-    "scale",   "softmax", "columns",   "row_scale", "labelled",  "view"};
+    "linear", "rmsnorm", "layernorm", "rope",    "attention", "glu",      "act",  "add",
+    "mul",    "scale",   "softmax",   "columns", "row_scale", "labelled", "last", "attention_cached", "view"};
 
 const char *bsi_op_name(bsi_op op)
 {

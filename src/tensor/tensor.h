@@ -33,6 +33,8 @@ typedef enum bsi_op {
     BSI_OP_COLUMNS,
     BSI_OP_ROW_SCALE,
     BSI_OP_LABELLED,
+    BSI_OP_LAST,             /* never nodes: they have no gradient */
+    BSI_OP_ATTENTION_CACHED,
     BSI_OP_VIEW, /* never a node: a view shares value and gradient */
     BSI_OP_COUNT
 } bsi_op;
@@ -186,6 +188,8 @@ struct bs_rope {
     bs_rope_style style;
     uint64_t id; /* hash of the frequencies, for the op hash */
 };
+/* Heads, window, scale of an attention and the shapes of its q, k, v. */
+bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3]);
 /* thd: tokens, heads, head dim. y = x rotated by the scope's positions; inverse: the other way. */
 bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], bool inverse,
                           bsi_addr x, bsi_addr y);

@@ -21,7 +21,6 @@
 #include "tensor/tensor.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { ALIGN = 256, CHUNK_ROWS = 256, VECTORS = 4 };
 
@@ -48,7 +47,6 @@ struct bs_head {
     bsi_addr factor, sums; /* [chunk] f32, [micros] f64 */
     bsi_addr bias;         /* [tile_rows] f32; mem NULL: read where it is */
     double *host_sums;
-    float *host_tile; /* [chunk, tile_rows], when logits are wanted */
 };
 
 /* ---- open ------------------------------------------------------------------------------------ */
@@ -128,6 +126,11 @@ static bsi_addr cut(bsi_addr *at, size_t bytes)
     return a;
 }
 
+static bool to_host(bs_head_mode mode)
+{
+    return mode == BS_HEAD_LOGITS || mode == BS_HEAD_LAST;
+}
+
 static bs_status write_lowest(bs_head *h)
 {
     int64_t n = h->batch->cfg.tokens;
@@ -166,8 +169,6 @@ static bs_status open_parts(bs_head *h, const head_sizes *z)
     h->bias = z->bias ? cut(&at, z->bias) : (bsi_addr){0};
     h->factor = cut(&at, z->factor);
     h->sums = cut(&at, z->sums);
-    if (h->cfg.logits && !(h->host_tile = bsi_alloc(BS_TAG_STAGING, z->logits)))
-        return BS_NOMEM;
     return write_lowest(h);
 }
 
@@ -209,7 +210,6 @@ void bs_head_close(bs_head *h)
     drop_logits(h);
     bsi_free(h->micro);
     bsi_free(h->host_sums);
-    bsi_free(h->host_tile);
     bsi_free(h);
 }
 
@@ -219,7 +219,7 @@ bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count)
 {
     if (mode == BS_HEAD_LOGITS && !h->cfg.logits)
         return bsi_fail(BS_STATE, "head: logits are asked of a head that was opened without logits");
-    if (mode != BS_HEAD_LOGITS && count < 1)
+    if (!to_host(mode) && count < 1)
         return bsi_fail(BS_ARG, "head: %lld labelled tokens in the step; there is no loss to take",
                         (long long)count);
     drop_logits(h);
@@ -285,17 +285,21 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
         return bsi_fail(BS_STATE, "head: micro-batch %d is put twice in one pass", micro);
     BSI_TRY(bs_tensor_place(x, &from));
     const bsi_micro *b = &h->batch->micro[micro];
-    int64_t rows = h->mode == BS_HEAD_LOGITS ? b->tokens : b->labelled, C = h->cfg.channels;
+    int64_t rows = b->labelled, C = h->cfg.channels;
+    const char *which = "labelled rows";
+    if (h->mode == BS_HEAD_LOGITS)
+        rows = b->tokens, which = "all rows";
+    else if (h->mode == BS_HEAD_LAST)
+        rows = b->rows, which = "the last rows";
     if (from.dtype != h->e->dtype)
         return bsi_fail(BS_DTYPE, "head: rows of micro-batch %d are %s; %s is expected", micro,
                         bs_dtype_name(from.dtype), bs_dtype_name(h->e->dtype));
     if (from.rows != rows || from.channels != C)
         return bsi_fail(BS_SHAPE, "head: micro-batch %d has [%lld, %lld], %s [%lld, %lld] are expected",
-                        micro, (long long)from.rows, (long long)from.channels,
-                        h->mode == BS_HEAD_LOGITS ? "all rows" : "labelled rows", (long long)rows,
+                        micro, (long long)from.rows, (long long)from.channels, which, (long long)rows,
                         (long long)C);
     size_t vector = bytes_of(rows, 1), x_bytes = (size_t)(rows * C) * bs_dtype_size(from.dtype);
-    if (h->mode != BS_HEAD_LOGITS) {
+    if (!to_host(h->mode)) {
         BSI_TRY(check_targets(h, micro));
         if (vector)
             BSI_TRY(bsi_copy(h->e->compute, m->m, h->lowest, vector));
@@ -307,7 +311,7 @@ bs_status bs_head_put(bs_head *h, int micro, bs_tensor *x)
                       bytes_of(rows, C))); /* wy is written by the one tile that holds the label */
     if (x_bytes)
         BSI_TRY(bsi_copy(h->e->compute, m->x, bsi_place_addr(&from), x_bytes));
-    if (h->mode == BS_HEAD_LOGITS)
+    if (to_host(h->mode))
         BSI_TRY(bs_array_new(BS_DTYPE_F32, 2, (int64_t[]){rows, h->cfg.vocab}, &m->logits));
     m->rows = rows;
     m->put = true;
@@ -442,10 +446,10 @@ static bs_status tile_read(bs_head *h, const head_micro *m, const tile *t)
         BSI_TRY(bsi_engine_launch(h->e, &cap));
     if (!h->e->props.executes)
         return BS_OK;
-    BSI_TRY(bsi_engine_read(h->e, h->logits, bytes_of(t->n, t->V), h->host_tile));
     float *to = (float *)m->logits->data + t->row * h->cfg.vocab + t->first;
     for (int64_t i = 0; i < t->n; i++)
-        memcpy(to + i * h->cfg.vocab, h->host_tile + i * t->V, bytes_of(1, t->V));
+        BSI_TRY(bsi_engine_read(h->e, bsi_addr_add(h->logits, bytes_of(i, t->V)), bytes_of(1, t->V),
+                                to + i * h->cfg.vocab));
     return BS_OK;
 }
 
@@ -464,11 +468,12 @@ static bs_status check_tile(const bs_head *h, int micro, const bs_weight *w, con
             BS_ARG, "head: tile of entries %lld..%lld for micro-batch %d; the vocabulary has %lld",
             (long long)first, (long long)(first + *rows - 1), micro, (long long)h->cfg.vocab);
     if (bias && (bias->ref.count != *rows || bias->ref.block != w->ref.block))
-        return bsi_fail(BS_SHAPE,
-                        "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
-                        "the tile's block are expected",
-                        bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name,
-                        w->ref.block, (long long)*rows);
+        return bsi_fail(
+            BS_SHAPE,
+            "head: bias '%s' [%lld] of block %d with tile '%s' of block %d; %lld elements of "
+            "the tile's block are expected",
+            bias->ref.info.name, (long long)bias->ref.count, bias->ref.block, i->name, w->ref.block,
+            (long long)*rows);
     return BS_OK;
 }
 
@@ -509,7 +514,7 @@ bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         BSI_TRY(tile_logits(h, m, &t));
-        if (h->mode == BS_HEAD_LOGITS) {
+        if (to_host(h->mode)) {
             BSI_TRY(tile_read(h, m, &t));
             continue;
         }
@@ -535,7 +540,7 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
 {
     head_micro *m = NULL;
     BSI_TRY(find_complete(h, micro, &m));
-    if (h->mode == BS_HEAD_LOGITS)
+    if (to_host(h->mode))
         return bsi_fail(BS_STATE, "head: a pass for logits has no loss to finish");
     if (m->finished)
         return bsi_fail(BS_STATE, "head: micro-batch %d is finished twice in one pass", micro);

@@ -16,16 +16,22 @@ static bs_status check_sealed(const bs_params *p)
                : bsi_fail(BS_STATE, "the parameters have no device memory before they are sealed");
 }
 
-bs_status bs_params_zero_grad(bs_params *p)
+static bs_status check_trained(const bs_params *p)
 {
     BSI_TRY(check_sealed(p));
+    return p->frozen ? bsi_fail(BS_STATE, "the parameters are frozen: they have no gradients") : BS_OK;
+}
+
+bs_status bs_params_zero_grad(bs_params *p)
+{
+    BSI_TRY(check_trained(p));
     return p->n ? bsi_fill(p->e->compute, p->grad, 0, bsi_params_grad_bytes(p)) : BS_OK;
 }
 
 bs_status bs_params_norm(bs_params *p, double *out)
 {
     double sum = 0;
-    BSI_TRY(check_sealed(p));
+    BSI_TRY(check_trained(p));
     if (p->n) {
         size_t bytes = bsi_params_grad_bytes(p);
         bsi_kcall c = {.op = BSK_SUMSQ,
@@ -60,7 +66,7 @@ static bs_status check_adamw(const bs_adamw *c)
 
 bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
 {
-    BSI_TRY(check_sealed(p));
+    BSI_TRY(check_trained(p));
     BSI_TRY(check_adamw(cfg));
     if (!(norm >= 0) || !isfinite(norm))
         return bsi_fail(BS_NONFINITE, "AdamW step %lld: the gradient norm is %g; nothing was changed",

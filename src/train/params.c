@@ -47,6 +47,14 @@ void bs_params_close(bs_params *p)
     bsi_free(p);
 }
 
+bs_status bs_params_freeze(bs_params *p)
+{
+    if (p->sealed || p->base)
+        return bsi_fail(BS_STATE, "parameters are frozen before they are sealed, and only own ones");
+    p->frozen = true;
+    return BS_OK;
+}
+
 /* ---- registration ---------------------------------------------------------------------------- */
 
 static bs_status reserve(bs_params *p)
@@ -69,6 +77,8 @@ static bs_status add(bs_params *p, const char *name, int64_t rows, int64_t cols,
         return bsi_fail(BS_ARG, "a parameter needs a name");
     if (p->sealed)
         return bsi_fail(BS_STATE, "parameter '%s' is added after the set was sealed", name);
+    if (p->frozen && base)
+        return bsi_fail(BS_STATE, "parameter '%s' of the base is added to a frozen set", name);
     if (rows < 1 || cols < 1)
         return bsi_fail(BS_SHAPE, "parameter '%s' is [%lld, %lld]; both must be at least 1", name,
                         (long long)rows, (long long)cols);
@@ -228,7 +238,8 @@ bs_status bs_params_ref(const bs_params *p, int id, bs_param_ref *out)
     const bsi_param *q = NULL;
     BSI_TRY(find_sealed(p, id, &q));
     *out = (bs_param_ref){.name = q->name};
-    out->grad = bsi_place(bsi_param_grad(p, q), BS_DTYPE_F32, q->rows, q->rows, q->cols);
+    if (!p->frozen)
+        out->grad = bsi_place(bsi_param_grad(p, q), BS_DTYPE_F32, q->rows, q->rows, q->cols);
     if (!q->base)
         out->value = bsi_place(p->copy.mem ? copy_at(p, q) : bsi_addr_add(p->value, q->off), p->dtype,
                                q->rows, q->rows, q->cols);
@@ -308,16 +319,24 @@ bs_status bs_params_get(bs_params *p, int id, bs_array **out)
     return read_f32(p, q, at, out);
 }
 
+static bs_status check_trained(const bsi_param *q, const bs_params *p)
+{
+    return p->frozen ? bsi_fail(BS_STATE, "parameter '%s' is frozen: it has a value only", q->name)
+                     : BS_OK;
+}
+
 bs_status bs_params_grad(bs_params *p, int id, bs_array **out)
 {
     const bsi_param *q = NULL;
     BSI_TRY(find_sealed(p, id, &q));
+    BSI_TRY(check_trained(q, p));
     return read_f32(p, q, bsi_param_grad(p, q), out);
 }
 
 static bs_status moment_at(const bs_params *p, int id, int which, const bsi_param **q, bsi_addr *out)
 {
     BSI_TRY(find_sealed(p, id, q));
+    BSI_TRY(check_trained(*q, p));
     if (which != 1 && which != 2)
         return bsi_fail(BS_ARG, "parameter '%s' has moments 1 and 2, not %d", (*q)->name, which);
     if ((*q)->base && !(*q)->update)

@@ -29,23 +29,23 @@ typedef struct bsi_param {
 } bsi_param;
 
 struct bs_params {
-    bs_engine *e; /* NULL: a set that is only measured */
-    bs_dtype dtype; /* the engine's */
-    bool sealed;
+    bs_engine *e;        /* NULL: a set that is only measured */
+    bs_dtype dtype;      /* the engine's */
+    bool sealed, frozen; /* frozen: values and copies only */
     int n, cap;
     bsi_param *param;
-    size_t own, base, moments; /* bytes: own parameters, base accumulators, base moments */
+    size_t own, base, moments;        /* bytes: own parameters, base accumulators, base moments */
     bsi_addr value, copy, grad, m, v; /* copy.mem NULL: ops read the masters */
-    bsi_addr sum; /* f64: read back by the norm */
+    bsi_addr sum;                     /* f64: read back by the norm */
 };
 
 static inline size_t bsi_params_grad_bytes(const bs_params *p)
 {
-    return p->own + p->base;
+    return p->frozen ? 0 : p->own + p->base;
 }
 static inline size_t bsi_params_moment_bytes(const bs_params *p)
 {
-    return p->own + p->moments;
+    return p->frozen ? 0 : p->own + p->moments;
 }
 /* Bytes of own parameters in the engine's dtype; 0: there are no copies. */
 static inline size_t bsi_params_copy_bytes(const bs_params *p)

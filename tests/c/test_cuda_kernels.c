@@ -728,6 +728,49 @@ static void try_attention(void)
         }
 }
 
+/* New tokens of rows of a cache: runs, single ones, the first and the last place. */
+static void try_cache_case(const attention_case *a, bs_dtype dtype)
+{
+    enum { ROWS = 3, CAPACITY = 301, TOKENS = 40 };
+    int64_t C = a->K * a->D, cached = ROWS * CAPACITY * C;
+    trial t = trial_of(BSK_ATTENTION_CACHE, "attention_cache", dtype),
+          p = trial_of(BSK_CACHE_PUT, "cache_put", dtype);
+    int32_t row[TOKENS], pos[TOKENS];
+    for (int32_t i = 0; i < TOKENS; i++) {
+        row[i] = i < 20 ? 2 : i % 3;
+        pos[i] = i < 20 ? 100 + i : i == 39 ? CAPACITY - 1 : (i - 20) * 7;
+    }
+    numbers(&t, A, BSI_READ, TOKENS * a->H * a->D, 1.5);
+    numbers(&t, A, BSI_READ, cached, 1.5), numbers(&t, A, BSI_READ, cached, 1.5);
+    memcpy(put(&t, I, BSI_READ, TOKENS)->value, row, sizeof row);
+    memcpy(put(&t, I, BSI_READ, TOKENS)->value, pos, sizeof pos);
+    written(&t, A, TOKENS * a->H * a->D);
+    written(&t, SCRATCH, (int64_t)bsk_attention_scratch(CAPACITY, a->H, a->K, a->D));
+    free(t.p[6].value);
+    t.p[6].value = must_alloc((size_t)t.p[6].n);
+    attention_sizes(&t, a, TOKENS, ROWS);
+    t.n[6] = CAPACITY;
+    t.bound = dtype == BS_DTYPE_BF16 ? 6e-3 : 1e-5;
+    run(&t);
+
+    numbers(&p, A, BSI_READ, TOKENS * C, 1);
+    memcpy(put(&p, I, BSI_READ, TOKENS)->value, row, sizeof row);
+    memcpy(put(&p, I, BSI_READ, TOKENS)->value, pos, sizeof pos);
+    numbers(&p, A, BSI_READWRITE, cached, 1);
+    SIZES(&p, TOKENS, C, ROWS, CAPACITY);
+    p.bound = 0;
+    run(&p);
+}
+
+static void try_cache(void)
+{
+    static const attention_case cases[] = {{8, 2, 128, 0, 0},  {4, 1, 64, 7, 0},   {4, 4, 40, 0, 5},
+                                           {2, 1, 256, 90, 0}, {6, 3, 80, 1, 2.5}, {4, 2, 33, 0, 0}};
+    for (size_t i = 0; i < BSI_COUNT(cases); i++)
+        for (int v = 0; v < 2; v++)
+            try_cache_case(&cases[i], types[v]);
+}
+
 static void try_all(void)
 {
     try_gemm();
@@ -752,6 +795,7 @@ static void try_all(void)
     try_head();
     try_optim();
     try_attention();
+    try_cache();
 }
 
 int main(int argc, char **argv)

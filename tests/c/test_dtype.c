@@ -171,6 +171,21 @@ static void run_ops(fixture *f, const model *m, const bs_place *sums)
     end_scope(f);
 }
 
+/* The ops of walks without a tape. */
+static void run_walk(fixture *f, bs_cache *cache)
+{
+    static const float zero[T * C];
+    const bs_attention_cfg attention = {.heads = H, .kv_heads = H, .head_dim = D};
+    bs_tensor *y;
+    fix_scope(f, 0, false, false);
+    bs_tensor *x = hold(fix_from(f, T, C, zero));
+    ok(bs_op_attention_cached(x, x, x, &attention, cache, 0, &y));
+    assert_int_equal(bs_tensor_dtype(hold(y)), f->e->dtype);
+    ok(bs_op_last(x, &y));
+    assert_int_equal(bs_tensor_dtype(hold(y)), f->e->dtype);
+    end_scope(f);
+}
+
 static void run_head(fixture *f, const model *m)
 {
     static const float zero[T * C];
@@ -209,6 +224,8 @@ static void record(bs_dtype compute, bs_dtype stored, trace *t)
     ok(bsi_pool_region(f.e->pool, "sums", T * C * sizeof(float), &at));
     bs_place sums = bsi_place(at, BS_DTYPE_F32, T, T, C);
     model_open(&f, stored, &m);
+    bs_cache *cache;
+    ok(bs_cache_open(f.e, &(bs_cache_cfg){1, (const int64_t[]){C}, 2, T}, &cache));
     fix_seal(&f);
     fix_rows(&f, 0, 2, (int64_t[]){5, 3}, NULL);
     spy = *f.dev->ops;
@@ -217,6 +234,8 @@ static void record(bs_dtype compute, bs_dtype stored, trace *t)
     run_ops(&f, &m, &sums);
     t->peak = fix_arena_peak(&f);
     run_head(&f, &m);
+    run_walk(&f, cache);
+    bs_cache_close(cache);
     run_optimizer(&m);
     model_close(&m);
     fix_close(&f);
@@ -235,6 +254,8 @@ static const char *const marks[BSK_OP_COUNT] = {
     [BSK_ROPE] = "aifa",
     [BSK_ATTENTION] = "aaaiafx",
     [BSK_ATTENTION_BWD] = "aaaiafaaaax",
+    [BSK_CACHE_PUT] = "aiia",
+    [BSK_ATTENTION_CACHE] = "aaaiiax",
     [BSK_GLU] = "aaa",
     [BSK_GLU_BWD] = "aaaaa",
     [BSK_ACT] = "aa",

@@ -43,6 +43,8 @@ typedef struct job {
     bs_linear *proj;
     bs_stream *stream;
     int a, b; /* the adapter */
+    double loss;
+    bool applied; /* the step has changed the adapter: only its value is left to read */
 } job;
 
 static const bs_visit_spec program[VISITS] = {{.block = LAYER}, {.block = TILE}, {.block = LAYER}};
@@ -237,12 +239,10 @@ static bs_status take_head(job *j)
     return st;
 }
 
-/* A step; the hash of the adapter after it. */
-static bs_status step(job *j, uint64_t *hash)
+static bs_status train(job *j)
 {
     bs_visit v;
-    double norm, loss;
-    bs_array *value = NULL;
+    double norm;
     bs_micro d = {.n_rows = 2, .row_len = row_len, .ids = ids, .labels = ids};
     BSI_TRY(bs_params_zero_grad(j->params));
     BSI_TRY(bs_batch_set(j->batch, 0, &d));
@@ -258,12 +258,21 @@ static bs_status step(job *j, uint64_t *hash)
     BSI_TRY(bs_stream_next(j->stream, &v));
     BSI_TRY(layer(j, true));
     BSI_TRY(bs_stream_end(j->stream));
-    BSI_TRY(bs_head_loss(j->head, &loss));
+    BSI_TRY(bs_head_loss(j->head, &j->loss));
     BSI_TRY(bs_params_norm(j->params, &norm));
     bs_adamw o = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .step = 1};
-    BSI_TRY(bs_params_apply(j->params, &o, norm));
+    return bs_params_apply(j->params, &o, norm);
+}
+
+/* A step; the hash of the adapter after it. */
+static bs_status step(job *j, uint64_t *hash)
+{
+    bs_array *value = NULL;
+    if (!j->applied)
+        BSI_TRY(train(j));
+    j->applied = true;
     BSI_TRY(bs_params_get(j->params, j->a, &value));
-    *hash = bs_hash64(&loss, sizeof loss, bs_array_hash(value));
+    *hash = bs_hash64(&j->loss, sizeof j->loss, bs_array_hash(value));
     bs_array_free(value);
     return BS_OK;
 }

@@ -130,6 +130,108 @@ static void test_refused(void **state)
     bs_array_free(a);
 }
 
+static bs_st_tensor described(const char *name, const char *dtype, int64_t n)
+{
+    return (bs_st_tensor){.name = name, .dtype_name = dtype, .ndim = 1, .dim = {n}};
+}
+
+/* Tensor by tensor, in any order, from arrays and from another file: the bytes of one write. */
+static void test_tensor_by_tensor(void **state)
+{
+    (void)state;
+    const int64_t big[] = {3 << 20}, small[] = {5};
+    bs_array *a[] = {array(BS_DTYPE_U8, 1, big), array(BS_DTYPE_F32, 1, small),
+                     array(BS_DTYPE_BF16, 1, small)};
+    const char *names[] = {"u", "f", "b"}, *k[] = {"format", "x"}, *v[] = {"pt", "y"}, *value;
+    const char *whole = tmpdir_file("whole"), *parts = tmpdir_file("parts");
+    assert_int_equal(bs_st_write(whole, 3, names, (const bs_array *const *)a, 2, k, v), BS_OK);
+    bs_st *st;
+    bs_st_writer *w;
+    assert_int_equal(bs_st_open(whole, &st), BS_OK);
+    assert_string_equal(bs_st_meta(st, 1, &value), "x");
+    assert_string_equal(value, "y");
+    assert_null(bs_st_meta(st, 2, &value));
+    const bs_st_tensor t[] = {*bs_st_find(st, "u"), *bs_st_find(st, "b"), *bs_st_find(st, "f")};
+    assert_int_equal(bs_st_writer_open(parts, 3, t, 2, k, v, &w), BS_OK);
+    assert_int_equal(bs_st_writer_add(w, "b", a[2]), BS_OK);
+    assert_int_equal(bs_st_writer_copy(w, "u", st), BS_OK);
+    assert_int_not_equal(access(parts, F_OK), 0); /* not before it is finished */
+    assert_int_equal(bs_st_writer_finish(w), BS_STATE);
+    ASSERT_ERROR("tensor 'f' was not given (2 of 3)");
+    assert_int_equal(bs_st_writer_add(w, "f", a[1]), BS_OK);
+    assert_int_equal(bs_st_writer_finish(w), BS_OK);
+    assert_int_equal(bs_st_writer_add(w, "f", a[1]), BS_STATE);
+    bs_st_writer_close(w);
+    bs_st_close(st);
+    char *one = malloc(4 << 20), *two = malloc(4 << 20);
+    size_t n = slurp(whole, one, 4 << 20);
+    assert_int_equal(slurp(parts, two, 4 << 20), n);
+    assert_true(n > 3 << 20);
+    assert_memory_equal(one, two, n);
+    free(one);
+    free(two);
+    for (int i = 0; i < 3; i++)
+        bs_array_free(a[i]);
+}
+
+/* Types that no array holds are copied. */
+static void test_foreign_dtype(void **state)
+{
+    (void)state;
+    static const char header[] =
+        "{\"q\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}}  ";
+    char file[8 + sizeof header - 1 + 4] = {(char)(sizeof header - 1)}, buf[256];
+    memcpy(file + 8, header, sizeof header - 1);
+    memcpy(file + 8 + sizeof header - 1, "\1\2\3\4", 4);
+    bs_st *st;
+    bs_st_writer *w;
+    assert_int_equal(bs_st_open(tmpdir_put("f8", file, sizeof file), &st), BS_OK);
+    const char *path = tmpdir_file("f8.copy");
+    assert_int_equal(bs_st_writer_open(path, 1, bs_st_at(st, 0), 0, NULL, NULL, &w), BS_OK);
+    assert_int_equal(bs_st_writer_copy(w, "q", st), BS_OK);
+    assert_int_equal(bs_st_writer_finish(w), BS_OK);
+    bs_st_writer_close(w);
+    bs_st_close(st);
+    assert_int_equal(bs_st_open(path, &st), BS_OK);
+    assert_string_equal(bs_st_find(st, "q")->dtype_name, "F8_E4M3");
+    size_t n = slurp(path, buf, sizeof buf);
+    assert_memory_equal(buf + n - 4, "\1\2\3\4", 4);
+    bs_st_close(st);
+}
+
+static void test_writer_refuses(void **state)
+{
+    (void)state;
+    const int64_t dim[] = {2, 3};
+    bs_array *a = array(BS_DTYPE_F32, 2, dim), *flat = array(BS_DTYPE_F32, 1, dim);
+    bs_st_writer *w;
+    const char *path = tmpdir_put("refuse", "old", 3);
+    int entries = tmpdir_entries(tmpdir_path), fds = tmpdir_fds();
+    bs_st_tensor bad[] = {described("x", "F99", 2), described("x", NULL, 2), described("x", "F32", -1),
+                          described("x", "F4", 1), described("x", "F64", INT64_MAX)};
+    for (size_t i = 0; i < BSI_COUNT(bad); i++)
+        assert_int_equal(bs_st_writer_open(path, 1, &bad[i], 0, NULL, NULL, &w), BS_ARG);
+    bs_st_tensor huge[9];
+    for (int i = 0; i < 9; i++)
+        huge[i] = described(&"123456789"[i], "U8", INT64_MAX / 8);
+    assert_int_equal(bs_st_writer_open(path, 9, huge, 0, NULL, NULL, &w), BS_ARG);
+    ASSERT_ERROR("overflow");
+
+    bs_st_tensor good = {.name = "x", .dtype_name = "F32", .ndim = 2, .dim = {2, 3}};
+    assert_int_equal(bs_st_writer_open(path, 1, &good, 0, NULL, NULL, &w), BS_OK);
+    assert_int_equal(bs_st_writer_add(w, "y", a), BS_ARG);
+    assert_int_equal(bs_st_writer_add(w, "x", flat), BS_SHAPE);
+    assert_int_equal(bs_st_writer_add(w, "x", a), BS_OK);
+    assert_int_equal(bs_st_writer_add(w, "x", a), BS_STATE);
+    bs_st_writer_close(w); /* not finished: the old file stays */
+    assert_int_equal(tmpdir_entries(tmpdir_path), entries);
+    assert_int_equal(tmpdir_fds(), fds);
+    char buf[8];
+    assert_int_equal(slurp(path, buf, sizeof buf), 3);
+    bs_array_free(a);
+    bs_array_free(flat);
+}
+
 static void test_file(void **state)
 {
     (void)state;
@@ -235,8 +337,10 @@ static void test_disk_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),      cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_file),
-        cmocka_unit_test(test_bad_places), cmocka_unit_test(test_disk_full)};
+        cmocka_unit_test(test_bytes),         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_tensor_by_tensor),
+        cmocka_unit_test(test_foreign_dtype), cmocka_unit_test(test_writer_refuses),
+        cmocka_unit_test(test_file),          cmocka_unit_test(test_bad_places),
+        cmocka_unit_test(test_disk_full)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -259,6 +259,67 @@ static void test_table(void **state)
     teardown(&b);
 }
 
+/* Two rows of a batch whose keys and values lie in rows 2 and 0 of a cache: any of their queries, alone or in
+   runs, give what attention inside the rows gives. What was never put is NaN and must not be read. */
+static void check_cached(int64_t H, int64_t K, int64_t D, int64_t window, float softcap)
+{
+    enum { ROWS = 3, CAPACITY = 310, TOKENS = 370 };
+    static const int32_t cu[] = {0, 70, TOKENS};
+    int64_t C = K * D, size = ROWS * CAPACITY * C, n = 0;
+    struct setup s = setup(cu, 2, H, K, D, window, softcap);
+    bsk_attention_plain_f32(&s.d, s.q, s.k, s.v, cu, s.o, s.lse);
+    float *kc = array_of(size, NAN), *vc = array_of(size, NAN), *q = array(TOKENS * H * D, 1);
+    int32_t row[TOKENS], pos[TOKENS], token[TOKENS];
+    for (int32_t t = 0; t < TOKENS; t++) {
+        row[t] = t < 70 ? 2 : 0;
+        pos[t] = t < 70 ? t : t - 70;
+    }
+    bsk_cache_put_f32(&team2, s.k, row, pos, kc, TOKENS, C, CAPACITY);
+    bsk_cache_put_f32(&team2, s.v, row, pos, vc, TOKENS, C, CAPACITY);
+    for (int32_t t = 0; t < TOKENS; t++) /* runs of many lengths, across the rows, and single tokens */
+        if (t < 40 || t == 69 || (t > 69 && t < 72) || (t > 80 && t < 200) || t % 7 == 0) {
+            row[n] = t < 70 ? 2 : 0;
+            pos[n] = t < 70 ? t : t - 70;
+            memcpy(q + n * H * D, s.q + t * H * D, (size_t)(H * D) * sizeof *q);
+            token[n++] = t;
+        }
+    bsk_attention_dims d = s.d;
+    d.T = n;
+    d.n_rows = ROWS;
+    d.capacity = CAPACITY;
+    int64_t floats = (int64_t)(bsk_attention_scratch(CAPACITY, H, K, D) / sizeof(float));
+    float *scratch = array_of(floats, NAN), *one = array_of(n * H * D, NAN),
+          *two = array_of(n * H * D, NAN);
+    bsk_attention_cache_f32(&bsk_par_serial, &d, q, kc, vc, row, pos, one, scratch);
+    for (int64_t i = 0; i < n; i++)
+        compare("cached o", one + i * H * D, s.o + token[i] * H * D, H * D, 2e-5);
+    bsk_call c = {.p = {q, kc, vc, row, pos, two, scratch},
+                  .n = {n, H, K, D, ROWS, window, CAPACITY},
+                  .f = {(double)d.scale, (double)softcap}};
+    launch(BSK_ATTENTION_CACHE, c, &team3);
+    same_bits("cached o", one, two, n * H * D);
+    array_free(kc, size);
+    array_free(vc, size);
+    array_free(q, TOKENS * H * D);
+    array_free(scratch, floats);
+    array_free(one, n * H * D);
+    array_free(two, n * H * D);
+    teardown(&s);
+}
+
+static void test_cached(void **state)
+{
+    (void)state;
+    check_cached(4, 2, 8, 0, 0);
+    check_cached(3, 3, 5, 0, 1.5f);
+    check_cached(6, 1, 16, 40, 0);
+    check_cached(2, 1, 4, 1, 0);
+    check_cached(2, 2, 4, 260, 3.0f);
+    bsk_attention_dims d = {.T = 0, .H = 2, .K = 1, .D = 4, .n_rows = 1, .capacity = 8, .scale = 1};
+    bsk_attention_cache_f32(&team2, &d, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    bsk_cache_put_f32(&team2, NULL, NULL, NULL, NULL, 0, 4, 8);
+}
+
 int main(void)
 {
     bsk_cpu_init();
@@ -266,7 +327,7 @@ int main(void)
         cmocka_unit_test(test_plain_self), cmocka_unit_test(test_plain_gradients),
         cmocka_unit_test(test_tiled),      cmocka_unit_test(test_tiled_scores),
         cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_table),      cmocka_unit_test(test_cached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

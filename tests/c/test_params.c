@@ -484,9 +484,54 @@ static void test_no_memory(void **state)
     assert_int_equal(bs_host_bytes(BS_TAG_MISC), live);
 }
 
+/* An adapter that is only used: its values, and nothing else that would take memory. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    rig r = rig_open("check:cpu");
+    bs_params *p, *trained;
+    bs_param_ref ref;
+    int a, b;
+    double norm;
+    bs_array *v = array(4, 8, NULL), *got;
+    for (int64_t i = 0; i < 32; i++)
+        bs_array_set(v, i, (double)i);
+    ok(bs_params_open(r.e, &trained));
+    ok(bs_params_add(trained, "a", 4, 8, &a));
+    ok(bs_params_open(r.e, &p));
+    ok(bs_params_freeze(p));
+    ok(bs_params_add(p, "a", 4, 8, &a));
+    ok(bs_params_add(p, "b", 8, 4, &b));
+    fails(bs_params_add_base(p, "w", 8, 8, &b), BS_STATE, "frozen set");
+    assert_int_equal(bs_params_device_bytes(p), 2 * 256 + 256);
+    assert_int_equal(bs_params_device_bytes(trained), 4 * 256 + 256);
+    size_t before = fixed(&r);
+    ok(bs_params_seal(p));
+    assert_int_equal(fixed(&r) - before, bs_params_device_bytes(p));
+    fails(bs_params_freeze(trained->sealed ? trained : p), BS_STATE, "before they are sealed");
+    ok(bs_params_set(p, a, v));
+    ok(bs_params_get(p, a, &got));
+    assert_memory_equal(v->data, got->data, v->bytes);
+    ok(bs_params_ref(p, a, &ref));
+    assert_non_null(ref.value.mem);
+    assert_null(ref.grad.mem);
+    fails(bs_params_grad(p, a, &v), BS_STATE, "frozen");
+    fails(bs_params_moment(p, a, 1, &v), BS_STATE, "frozen");
+    fails(bs_params_zero_grad(p), BS_STATE, "frozen");
+    fails(bs_params_norm(p, &norm), BS_STATE, "frozen");
+    fails(bs_params_apply(p, &(bs_adamw){.lr = 1, .eps = 1, .step = 1}, 0), BS_STATE, "frozen");
+    bs_array_free(got);
+    bs_array_free(v);
+    bs_params_close(p);
+    bs_params_close(trained);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_frozen),
+
         cmocka_unit_test(test_refused),  cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_copies),   cmocka_unit_test(test_kaiming),
         cmocka_unit_test(test_adamw),    cmocka_unit_test(test_apply_refused),

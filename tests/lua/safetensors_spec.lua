@@ -82,6 +82,40 @@ describe("safetensors", function()
   end)
 end)
 
+describe("a writer", function()
+  local list = {{name = "x", dtype = "f32", dims = {2}}, {name = "y", dtype = "U8", dims = {3, 1}}}
+
+  it("writes tensors one by one, with metadata, and copies", function()
+    local p, q = path(), path()
+    local x, y = bs.array.new("f32", {2}, {1, 2}), bs.array.new("u8", {3, 1}, {7, 8, 9})
+    bs.safetensors.write(p, {x = x, y = y}, {format = "pt"})
+    local f <close> = assert(bs.safetensors.open(p))
+    assert.same({format = "pt"}, f:metadata())
+    local w <close> = bs.safetensors.writer(q, list, f:metadata())
+    w:copy("y", f)
+    w:add("x", x)
+    assert.equal("", read(q))
+    w:finish()
+    assert.equal(read(p), read(q))
+  end)
+
+  it("leaves the file alone when it is closed early, and refuses what was not declared", function()
+    local p = path()
+    do
+      local w <close> = bs.safetensors.writer(p, list)
+      assert.error_matches(function() w:add("z", bs.array.new("f32", {2})) end, "was to have no tensor 'z'")
+      assert.error_matches(function() w:add("x", bs.array.new("f32", {3})) end, "not as it was declared")
+      assert.error_matches(function() w:finish() end, "tensor 'x' was not given")
+    end
+    assert.equal("", read(p))
+    local writer = bs.safetensors.writer
+    assert.error_matches(function() writer(p, {1}) end, "a list of")
+    assert.error_matches(function() writer(p, {{name = "x", dtype = "f32"}}) end, "'dims': table expected")
+    assert.error_matches(function() writer(p, {{dtype = "f32", dims = {}}}) end, "'name': string expected")
+    assert.error_matches(function() writer(p, {{name = "x", dtype = "f31", dims = {}}}) end, "no dtype of the format")
+  end)
+end)
+
 describe("write_file", function()
   it("replaces the whole file or nothing", function()
     local p = path()

@@ -1,0 +1,54 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Loss and perplexity of a model on a file of rows, with or without an adapter.
+--
+--   bslua recipes/eval.lua model=DIR data=FILE.jsonl [adapter=DIR] [key=value ...]
+--
+-- Rows are those of training (see bslua recipes/qwen8b_lora.lua help); what would be trained is what counts.
+local bs = require "bs"
+local args = require "bs.args"
+local data = require "bs.data"
+local job = require "bs.job"
+local plan = require "bs.plan"
+local row_formats = require "bs.rows"
+local run = require "bs.run"
+
+local cfg = args.parse(arg, {
+  model = { "", "folder of a Hugging Face checkpoint" },
+  data = { "", "rows, JSON lines" },
+  adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
+  device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
+  dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
+  ram = { "auto", "bytes of host memory for staging and homes: 16GB, auto" },
+  home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
+  micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
+  pass_tokens = { 8192, "tokens that are evaluated for one reading of the weights", 2, 1 << 20 },
+  on_long = { "drop", "rows longer than micro_tokens: leave them out, or refuse the data", { "drop", "refuse" } },
+  max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
+  threads = { 0, "compute threads; 0: all cores", 0, 1024 },
+}, "Loss and perplexity of a file.\n")
+if cfg.model == "" or cfg.data == "" then bs.fail(2, "model=DIR and data=FILE.jsonl are required (try: help)") end
+if not bs.is_file(cfg.data) then bs.fail(1, "data=%s: there is no such file", cfg.data) end
+
+local function say(fmt, ...)
+  io.stdout:write(fmt:format(...), "\n")
+  io.stdout:flush()
+end
+
+local j <close> = job.new {
+  model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
+  dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
+  micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
+  vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25),
+}
+say("plan: %s", plan.describe(j, j.choice))
+local rows, message, code = data.open(cfg.data, {
+  decode = bs.json.decode, vocab = j.model.config.vocab, text = row_formats.text(cfg.model, j.model.family.chat),
+  micro_tokens = cfg.micro_tokens, step_tokens = cfg.pass_tokens, micros = j.cfg.micros, rows = j.cfg.rows,
+  max_refused = cfg.max_refused, on_long = cfg.on_long,
+})
+if not rows then bs.fail(code, "%s", message) end
+say("%s: %s", cfg.data, rows:describe())
+local start = bs.now()
+local loss = run.evaluate(j, rows)
+say("loss %.4f, perplexity %.2f, in %.1f s", loss, math.exp(loss), bs.now() - start)

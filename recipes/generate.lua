@@ -1,0 +1,166 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Writes on from prompts. All prompts go through the model together: the weights are read once a token.
+--
+--   bslua recipes/generate.lua model=DIR [adapter=DIR] prompt="Once upon a time" [key=value ...]
+--   bslua recipes/generate.lua model=DIR prompts=FILE        a prompt a line; FILE.jsonl: {"prompt": T} a line
+--   bslua recipes/generate.lua model=DIR ids=1,2,3           token ids, for a model without a tokenizer
+--
+-- One prompt is answered as it is written; several give a JSON object a line: {"prompt", "text", "reason"}.
+-- Ids that end an answer are those of generation_config.json.
+local bs = require "bs"
+local args = require "bs.args"
+local checkpoint = require "bs.checkpoint"
+local generate = require "bs.generate"
+local job = require "bs.job"
+local plan = require "bs.plan"
+local sample = require "bs.sample"
+
+local cfg = args.parse(arg, {
+  model = { "", "folder of a Hugging Face checkpoint" },
+  adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
+  prompt = { "", "text to write on from" },
+  prompts = { "", "file of prompts: one a line, or JSON lines with \"prompt\"" },
+  ids = { "", "a prompt as token ids: 1,2,3; the answer is ids too" },
+  max_new = { 64, "tokens to write at most", 1, 1 << 20 },
+  temperature = { 0.0, "0: the most probable token; 1: as the model says; above: more even", 0, 100 },
+  top_k = { 0, "draw among the so many most probable only; 0: all", 0 },
+  top_p = { 1.0, "draw among the most probable that have this share together", 0, 1 },
+  min_p = { 0.0, "draw among those with this share of the highest probability at least", 0, 1 },
+  seed = { 1, "of the draws" },
+  device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
+  dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
+  ram = { "auto", "bytes of host memory for staging and homes: 16GB, auto" },
+  home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
+  micro_tokens = { 512, "tokens of a prompt that are computed together", 2, 1 << 20 },
+  threads = { 0, "compute threads; 0: all cores", 0, 1024 },
+}, "Writes on from prompts.\n")
+
+local MICROS <const> = 16 -- micro-batches of a walk at most; longer prompts take more walks
+
+local function note(fmt, ...) io.stderr:write(fmt:format(...), "\n") end
+
+local function open_tokenizer()
+  local t, message = bs.tokenizer.open(cfg.model)
+  if not t then bs.fail(1, "%s; without a tokenizer give ids=", message) end
+  return t
+end
+
+-- ---- prompts -----------------------------------------------------------------------------------------
+
+local function read_prompts(path)
+  local list, json = {}, path:match("%.jsonl?$")
+  local number = 0
+  for line in checkpoint.read_file(path):gmatch("([^\n]*)\n?") do
+    number = number + 1
+    if line:find("%S") then
+      local text = line
+      if json then
+        local ok, row = pcall(bs.json.decode, line)
+        text = ok and type(row) == "table" and row.prompt
+        if type(text) ~= "string" then
+          bs.fail(1, "%s:%d: a JSON object with a text 'prompt' is expected", path, number)
+        end
+      end
+      list[#list + 1] = text
+    end
+  end
+  if #list == 0 then bs.fail(1, "prompts=%s holds no prompt", path) end
+  return list
+end
+
+local function read_ids(text)
+  local list = {}
+  for word in text:gmatch("[^,%s]+") do
+    local id = math.tointeger(tonumber(word))
+    if not id or id < 0 then bs.fail(2, "ids=%s: '%s' is no token id", text, word) end
+    list[#list + 1] = id
+  end
+  return list
+end
+
+-- Texts (or nil), lists of ids, tokenizer (or nil).
+local function prompts()
+  local given = (cfg.prompt ~= "" and 1 or 0) + (cfg.prompts ~= "" and 1 or 0) + (cfg.ids ~= "" and 1 or 0)
+  if given ~= 1 then bs.fail(2, "one of prompt=, prompts= and ids= is expected (try: help)") end
+  if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) } end
+  local texts, ids, t = cfg.prompt ~= "" and { cfg.prompt } or read_prompts(cfg.prompts), {}, open_tokenizer()
+  for i, text in ipairs(texts) do
+    ids[i] = t:encode(text, { special = true })
+    if #ids[i] == 0 then bs.fail(1, "prompt %d has no token", i) end
+  end
+  return texts, ids, t
+end
+
+-- Ids that end an answer: generation_config.json's, else config.json's; a number or a list.
+local function stops()
+  local set, path = {}, cfg.model .. "/generation_config.json"
+  local id = bs.is_file(path) and checkpoint.read_json(path).eos_token_id
+  if not id or id == bs.json.null then id = checkpoint.read_json(cfg.model .. "/config.json").eos_token_id end
+  for _, v in ipairs(type(id) == "table" and id or { id }) do
+    if math.type(v) == "integer" then set[v] = true end
+  end
+  return set
+end
+
+-- ---- output ------------------------------------------------------------------------------------------
+
+-- on_token for a single prompt: text as it becomes whole characters, or ids.
+local function stream_text(tokenizer)
+  local stream = tokenizer and tokenizer:stream { skip_special = true }
+  local first = true
+  return function(_, id, reason)
+    if stream then
+      if reason ~= "stop" then io.stdout:write(stream:push(id)) end
+      if reason then io.stdout:write(stream:finish(), "\n") end
+    else
+      io.stdout:write(first and "" or ",", tostring(id), reason and "\n" or "")
+      first = false
+    end
+    io.stdout:flush()
+  end
+end
+
+local function text_of(tokenizer, result)
+  local n = #result.ids - (result.reason == "stop" and 1 or 0)
+  return tokenizer:decode(table.move(result.ids, 1, n, 1, {}), { skip_special = true })
+end
+
+-- ---- run ---------------------------------------------------------------------------------------------
+
+if cfg.model == "" then bs.fail(2, "model=DIR is required (try: help)") end
+local texts, ids, tokenizer = prompts()
+local total = 0
+for _, list in ipairs(ids) do total = total + #list end
+local micro_tokens = math.max(2, math.min(cfg.micro_tokens, math.max(total, #ids)))
+local j <close> = job.new {
+  model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
+  dtype = cfg.dtype, home = cfg.home, threads = cfg.threads, micro_tokens = micro_tokens,
+  micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
+  vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed,
+  cache = { rows = #ids, tokens = generate.capacity(ids, cfg.max_new) },
+}
+for i, list in ipairs(ids) do
+  for _, id in ipairs(list) do
+    local vocab = j.model.config.vocab
+    if id >= vocab then bs.fail(1, "prompt %d has id %d; the model has ids 0..%d", i, id, vocab - 1) end
+  end
+end
+note("plan: %s", plan.describe(j, j.choice))
+local start = bs.now()
+local results, counts = generate.run(j, ids, {
+  max_new = cfg.max_new, stops = stops(), on_token = #ids == 1 and stream_text(tokenizer) or nil,
+  choose = sample.new {
+    temperature = cfg.temperature, top_k = cfg.top_k, top_p = cfg.top_p, min_p = cfg.min_p, seed = cfg.seed,
+  },
+})
+local new = 0
+for i, result in ipairs(results) do
+  new = new + #result.ids
+  if #ids > 1 then
+    print(bs.json.encode { prompt = texts[i], text = text_of(tokenizer, result), reason = result.reason })
+  end
+end
+local seconds = bs.now() - start
+note("%d prompts of %d tokens, %d new tokens in %d walks, %.1f s (%.1f tokens/s)", #ids, total, new, counts.walks,
+  seconds, new / seconds)

@@ -1,0 +1,34 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Merges an adapter into its base model: a new checkpoint folder that needs no adapter.
+--
+--   bslua recipes/merge.lua model=DIR adapter=DIR out=DIR [overwrite=true]
+--
+-- Works tensor by tensor: memory holds one weight. The base is not changed.
+local bs = require "bs"
+local args = require "bs.args"
+local merge = require "bs.merge"
+local plan = require "bs.plan"
+
+local cfg = args.parse(arg, {
+  model = { "", "folder of the base model" },
+  adapter = { "", "folder of the PEFT adapter" },
+  out = { "", "folder for the merged model: absent or empty" },
+  overwrite = { false, "replace what is in out=" },
+  threads = { 0, "threads of the arithmetic; 0: all cores" },
+})
+for _, name in ipairs { "model", "adapter", "out" } do
+  if cfg[name] == "" then bs.fail(2, "%s=DIR is required (try: help)", name) end
+end
+
+local function say(fmt, ...)
+  io.stdout:write(fmt:format(...), "\n")
+  io.stdout:flush()
+end
+
+local r = merge.run {
+  model = cfg.model, adapter = cfg.adapter, out = cfg.out, overwrite = cfg.overwrite, threads = cfg.threads, say = say,
+}
+if #r.left > 0 then say("not copied: %s", table.concat(r.left, ", ")) end
+local _, peak = bs.rss()
+say("%s: %d tensors merged, %s in %.1f s (%.0f MB/s); peak resident set %s", cfg.out, r.tensors, plan.mib(r.bytes),
+  r.seconds, r.bytes / 1e6 / r.seconds, plan.mib(peak))

@@ -1,0 +1,309 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Saved adapters: what is written comes back, by PEFT's rules; a save is tested before it replaces anything;
+-- training goes on from it.
+package.path = "tests/support/?.lua;" .. package.path
+local bs = require "bs"
+local adapter = require "bs.adapter"
+local job = require "bs.job"
+local model = require "bs.model"
+local save = require "bs.save"
+local tiny = require "tiny"
+
+local out = tiny.folder("adapter")
+local micro = tiny.micro(3, 40, { 9, 6 })
+
+local function open(settings)
+  settings.model = settings.model or "tests/data/llama"
+  settings.micro_tokens = settings.micro_tokens or 24
+  return job.new(settings)
+end
+
+local function train(j, steps)
+  local losses = {}
+  for s = 1, steps do losses[s] = j:step({ micro }, { lr = 2e-2 }).loss end
+  return losses
+end
+
+local function digest(j)
+  local names, values, hash = {}, j:parameters(), 0
+  for name in pairs(values) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
+  return hash
+end
+
+local function read(path)
+  local f <close> = assert(io.open(path, "rb"))
+  return f:read("a")
+end
+
+local function config_of(dir) return bs.json.decode(read(dir .. "/adapter_config.json")) end
+
+local function last(j) return j:walk({ micro }, "last")[1] end
+
+describe("an adapter", function()
+  local cases = {
+    { "of all linears", { r = 4 } },
+    { "with rsLoRA", { r = 4, alpha = 3, rslora = true } },
+    { "of some targets", { r = 2, targets = { "q_proj", "mlp" } } },
+    { "of some layers", { r = 2, layers = { 1 } } },
+    { "with patterns", { r = 4, alpha = 8, rank_pattern = { q_proj = 2, ["layers.1.mlp.up_proj"] = 6 },
+                         alpha_pattern = { down_proj = 5 } } },
+    { "with everything", { r = 3, alpha = 2, rslora = true, dropout = 0.25, layers = { 0, 1 },
+                           targets = { "attention" }, rank_pattern = { ["layers.0.self_attn.v_proj"] = 1 },
+                           alpha_pattern = { v_proj = 7 } } },
+  }
+  for _, name in ipairs { "llama", "qwen3" } do
+    for i, case in ipairs(cases) do
+      it(name .. " " .. case[1] .. " comes back with the same bits, scales and logits", function()
+        local dir = ("%s/%s-%d"):format(out, name, i)
+        local j <close> = open { model = "tests/data/" .. name, lora = case[2], home = "disk" }
+        train(j, 2)
+        local before, logits = digest(j), last(j)
+        j:save(dir)
+        assert.equal(before, digest(j))
+        assert.is_false(bs.is_file(dir .. "/adapter_config.json.new"))
+        for _, settings in ipairs { { trainable = "lora" }, { trainable = "none" } } do
+          settings.model, settings.adapter = "tests/data/" .. name, dir
+          local k <close> = open(settings)
+          assert.equal(before, digest(k))
+          assert.equal(logits:hash(), last(k):hash())
+          assert.equal(#j.adapters, #k.adapters)
+          for n, a in ipairs(j.adapters) do
+            local b = k.adapters[n]
+            assert.same({ a.full, a.r, a.alpha, a.scale, a.dropout }, { b.full, b.r, b.alpha, b.scale, b.dropout })
+          end
+          if settings.trainable == "lora" then
+            k:save(dir .. "-again")
+            assert.equal(read(dir .. "/adapter_config.json"), read(dir .. "-again/adapter_config.json"))
+            assert.equal(read(dir .. "/adapter_model.safetensors"), read(dir .. "-again/adapter_model.safetensors"))
+          end
+        end
+      end)
+    end
+  end
+
+  it("says what it wraps in PEFT's words", function()
+    local dir = out .. "/words"
+    local j <close> = open { lora = { r = 4, alpha = 8, layers = { 1 }, targets = { "v_proj", "q_proj" }, rslora = true,
+                                      rank_pattern = { q_proj = 2 }, alpha_pattern = { v_proj = 3 } } }
+    j:save(dir)
+    local c = config_of(dir)
+    assert.same({ "q_proj", "v_proj" }, c.target_modules)
+    assert.same({ 1 }, c.layers_to_transform)
+    assert.equal("layers", c.layers_pattern)
+    assert.same({ 4, 8, true, "LORA", "none" }, { c.r, c.lora_alpha, c.use_rslora, c.peft_type, c.bias })
+    assert.same({ ["model.layers.1.self_attn.q_proj"] = 2 }, c.rank_pattern)
+    assert.same({ ["model.layers.1.self_attn.v_proj"] = 3 }, c.alpha_pattern)
+    local file <close> = assert(bs.safetensors.open(dir .. "/adapter_model.safetensors"))
+    assert.same({ format = "pt" }, file:metadata())
+    assert.is_truthy(file:find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"))
+    assert.equal(4, #file:tensors())
+  end)
+
+  it("that is no product of layers and names is written with full names", function()
+    local dir = out .. "/odd"
+    local j <close> = open { lora = { r = 2, targets = { "layers.0.self_attn.q_proj", "layers.1.mlp.up_proj" } } }
+    train(j, 1)
+    j:save(dir)
+    local c = config_of(dir)
+    assert.same({ "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj" }, c.target_modules)
+    assert.equal(bs.json.null, c.layers_to_transform)
+    local k <close> = open { adapter = dir }
+    assert.equal(digest(j), digest(k))
+  end)
+
+  it("with patterns that disagree, or are expressions, is refused", function()
+    for _, case in ipairs {
+      { 1, "matches two patterns", { alpha_pattern = { q_proj = 1, ["self_attn.q_proj"] = 2 } } },
+      { 2, "regular expressions are not", { alpha_pattern = { ["layers\\.[01]\\..*"] = 1 } } },
+    } do
+      local ok, err = pcall(open, { lora = case[3] })
+      assert.is_false(ok)
+      assert.equal(case[1], err.bs_exit)
+      assert.is_truthy(tostring(err):find(case[2], 1, true), tostring(err))
+    end
+    local same <close> = open { lora = { alpha_pattern = { q_proj = 1, ["self_attn.q_proj"] = 1 } } }
+    assert.is_truthy(same)
+  end)
+
+  it("that is used and not trained takes its values only", function()
+    local dir = out .. "/frozen"
+    local j <close> = open { lora = { r = 8 } }
+    j:save(dir)
+    local k <close> = open { adapter = dir, trainable = "none" }
+    assert.is_true(k.params:device_bytes() * 3 < j.params:device_bytes())
+    assert.error_matches(function() k.params:grad(0) end, "is frozen")
+    assert.error_matches(function() k.params:zero_grad() end, "are frozen")
+    local m, n = j:walk({ micro }, "loss"), k:walk({ micro }, "loss")
+    assert.equal(m, n)
+  end)
+end)
+
+describe("a save", function()
+  it("goes on exactly where training was: steps before and after see no difference", function()
+    local function run(saves, micros)
+      local j <close> = open { lora = { r = 4, dropout = 0.1 }, home = "disk", micros = micros }
+      local losses = train(j, 2)
+      if saves then j:save(out .. "/between") end
+      table.move(train(j, 2), 1, 2, 3, losses)
+      return losses, digest(j)
+    end
+    for _, micros in ipairs { 1, 2, 3, 4 } do
+      local want, hash = run(false, micros)
+      local got, other = run(true, micros)
+      assert.same(want, got)
+      assert.equal(hash, other)
+    end
+  end)
+
+  it("is what training goes on from, with a fresh optimizer", function()
+    local dir = out .. "/resume"
+    local j <close> = open { lora = { r = 4 } }
+    train(j, 3)
+    j:save(dir)
+    local next_loss = j:step({ micro }, { apply = false }).loss
+    local k <close> = open { adapter = dir }
+    assert.equal(next_loss, k:step({ micro }, {}).loss)
+    assert.equal(1, k.steps_done)
+    k:save(dir)
+    local again <close> = open { adapter = dir }
+    assert.equal(digest(k), digest(again))
+  end)
+
+  it("is what the recipe trains on from with adapter=, which has its own rank and targets", function()
+    local dir = out .. "/recipe"
+    local function recipe(words)
+      local p <close> = assert(io.popen(("%s recipes/qwen8b_lora.lua model=tests/data/llama data=tests/data/rows.jsonl "
+        .. "valid=tests/data/rows.jsonl steps=2 step_tokens=48 micro_tokens=40 lr=1e-2 out=%s %s 2>&1"):format(
+        os.getenv("BSLUA") or "build/release/bslua", dir, words)))
+      return p:read("a")
+    end
+    local first, last_loss = recipe("r=3 alpha=5"):match("held%-out loss ([%d.]+) %-> ([%d.]+)")
+    assert.is_true(tonumber(last_loss) < tonumber(first))
+    assert.equal(last_loss, recipe("adapter=" .. dir):match("held%-out loss ([%d.]+) %->"))
+    assert.same({ 3, 5 }, { config_of(dir).r, config_of(dir).lora_alpha })
+    assert.matches("r= is what the adapter in " .. dir .. " says", recipe("r=3 adapter=" .. dir), 1, true)
+  end)
+
+  it("of an adapter that has not been trained yet is fine", function()
+    local j <close> = open { lora = { r = 4 } }
+    j:save(out .. "/untrained")
+  end)
+
+  it("with a damaged file ends with status 6 and leaves the old one", function()
+    local dir = out .. "/damaged"
+    local j <close> = open { lora = { r = 4, alpha = 8, alpha_pattern = { q_proj = 4 } } }
+    train(j, 1)
+    j:save(dir)
+    local tensors, config = read(dir .. "/adapter_model.safetensors"), read(dir .. "/adapter_config.json")
+    train(j, 1)
+    local before = digest(j)
+    local function change(path, fn) bs.write_file(path, fn(read(path))) end
+    local tampers = {
+      { "has other bits", function(t)
+        change(t, function(s) return s:sub(1, -2) .. string.char(s:byte(-1) ~ 1) end)
+      end },
+      { "cannot be read back", function(t) change(t, function(s) return s:sub(1, -5) end) end },
+      { "cannot be read back", function(_, c) change(c, function(s) return s:sub(1, 40) end) end },
+      { "has scale", function(_, c)
+        change(c, function(s) return (s:gsub('"lora_alpha": *8', '"lora_alpha": 9')) end)
+      end },
+      { "has scale", function(_, c)
+        change(c, function(s) return (s:gsub('"use_rslora": *false', '"use_rslora": true')) end)
+      end },
+      { "has scale", function(_, c)
+        change(c, function(s) return (s:gsub('"alpha_pattern": *%b{}', '"alpha_pattern": {}')) end)
+      end },
+      { "cannot be read back", function(t) os.remove(t) end },
+      { "is not in it", function(t)
+        local f <close>, arrays = assert(bs.safetensors.open(t)), {}
+        for _, d in ipairs(f:tensors()) do
+          if not d.name:find("layers.0.mlp.up_proj", 1, true) then arrays[d.name] = f:read(d.name) end
+        end
+        bs.safetensors.write(t, arrays, f:metadata())
+      end },
+    }
+    for _, case in ipairs(tampers) do
+      local ok, err = pcall(save.adapter, j, dir, case[2])
+      assert.is_false(ok)
+      assert.equal(6, err.bs_exit, tostring(err))
+      assert.is_truthy(tostring(err):find(case[1], 1, true), tostring(err))
+      assert.equal(tensors, read(dir .. "/adapter_model.safetensors"))
+      assert.equal(config, read(dir .. "/adapter_config.json"))
+      assert.same({ "adapter_config.json", "adapter_model.safetensors" }, bs.list_folder(dir))
+      assert.equal(before, digest(j))
+    end
+    j:save(dir)
+    assert.not_equal(tensors, read(dir .. "/adapter_model.safetensors"))
+  end)
+
+  it("tests the effect on logits", function()
+    local dir = out .. "/effect"
+    local j <close> = open { lora = { r = 4 } }
+    train(j, 1)
+    local walk = j.walk
+    local function expect(text)
+      local ok, err = pcall(j.save, j, dir)
+      assert.is_false(ok)
+      assert.equal(6, err.bs_exit)
+      assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
+      assert.same({}, bs.list_folder(dir))
+    end
+    j.walk = function(self, micros, mode) return walk(self, micros, mode) end -- the variants are not set
+    expect("it has no effect")
+    local calls = 0
+    j.walk = function(...)
+      local got = walk(...)
+      calls = calls + 1
+      if calls == 2 then got[1]:set(1, 0) end
+      return got
+    end
+    expect("differ from the live model's")
+    j.walk = function(self, micros, mode, observe, next, prepare)
+      walk(self, micros, mode, observe, next, prepare)
+      error("disk fell out")
+    end
+    local before = digest(j)
+    assert.error_matches(function() j:save(dir) end, "disk fell out")
+    assert.equal(before, digest(j))
+    j.walk = nil
+    j:save(dir)
+  end)
+
+  it("holds one matrix of the adapter in memory at a time", function()
+    local script, dir = out .. "/peak.lua", out .. "/peak"
+    bs.write_file(script, ([[
+      local bs, job = require "bs", require "bs.job"
+      local j <close> = job.new { model = "tests/data/qwen3", micro_tokens = 24, lora = { r = 16 } }
+      collectgarbage()
+      print(bs.host_peak("arrays"))
+      j:save("%s")
+      local most = 0
+      for _, a in ipairs(j.adapters) do most = math.max(most, a.r * (a.inn + a.out) * 4, a.r * a.out * 4 * 2) end
+      print(bs.host_peak("arrays"), most, j.model.config.vocab * 4 * 3)]]):format(dir))
+    local p <close> = assert(io.popen((os.getenv("BSLUA") or "build/release/bslua") .. " " .. script))
+    local before, peak, pair, logits = p:read("n", "n", "n", "n")
+    assert.is_true(peak <= math.max(before, 2 * pair + logits), ("%d bytes, %d before"):format(peak, before))
+  end)
+
+  it("replaces files only where files are", function()
+    local j <close> = open { lora = { r = 2 } }
+    local dir = out .. "/taken"
+    bs.mkdir(dir .. "/adapter_config.json")
+    local ok, err = pcall(j.save, j, dir)
+    assert.is_false(ok)
+    assert.equal("io", bs.code(err))
+    assert.same({ "adapter_config.json" }, bs.list_folder(dir))
+  end)
+end)
+
+it("adapter.open reads no matrix before it is asked", function()
+  local m = model.open("tests/data/llama")
+  local before = bs.host_bytes("arrays")
+  local a <close> = adapter.open(m, "tests/data/llama/adapter")
+  assert.equal(before, bs.host_bytes("arrays"))
+  local x, y = a:read(a.list[1].full)
+  assert.same({ a.list[1].r, a.list[1].inn }, x:dims())
+  assert.same({ a.list[1].out, a.list[1].r }, y:dims())
+end)
