@@ -12,7 +12,8 @@
 
 enum {
     BLOCK = 64,     /* plain: C is done in tiles of BLOCK x BLOCK, K in steps of BLOCK */
-    SMALL = 1 << 18 /* multiplications that are not worth a second thread */
+    SMALL = 1 << 18, /* multiplications that are not worth a second thread */
+    FEW = 4          /* tiles that two to four threads share evenly */
 };
 
 struct gemm {
@@ -122,6 +123,29 @@ static int64_t tile_size(int64_t n, int64_t most)
     return ((n + tiles - 1) / tiles + 15) / 16 * 16;
 }
 
+static int64_t tiles_of(const struct gemm *g)
+{
+    return ((g->M + g->tile_m - 1) / g->tile_m) * ((g->N + g->tile_n - 1) / g->tile_n);
+}
+
+/* Tiles of up to 256 x 256, or wide ones for few rows, since a tile packs its part of A and of B; smaller
+   ones, down to 64, where they would otherwise be too few for the threads. */
+static void cut(struct gemm *g)
+{
+    int64_t m = 256, n = g->M <= 16 ? 512 : 256, least = g->M <= 16 ? 256 : 64;
+    for (;;) {
+        g->tile_m = tile_size(g->M, m);
+        g->tile_n = tile_size(g->N, n);
+        bool by_m = g->tile_m > 64, by_n = g->tile_n > least;
+        if (tiles_of(g) >= FEW || (!by_m && !by_n))
+            return;
+        if (by_n && (g->tile_n >= g->tile_m || !by_m))
+            n = BSI_MAX(n / 2, least);
+        else
+            m = BSI_MAX(m / 2, 64);
+    }
+}
+
 static void blas_task(void *arg, int64_t task)
 {
     const struct gemm *g = arg;
@@ -139,11 +163,9 @@ void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t 
     struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, M, N};
     if (M <= 0 || N <= 0)
         return;
-    if (M * N * K > SMALL) { /* few rows: wide tiles, since a tile packs its part of A and of B */
-        g.tile_m = tile_size(M, 256);
-        g.tile_n = tile_size(N, M <= 16 ? 512 : 256);
-    }
-    par->run(par, ((M + g.tile_m - 1) / g.tile_m) * ((N + g.tile_n - 1) / g.tile_n), blas_task, &g);
+    if (M * N * K > SMALL)
+        cut(&g);
+    par->run(par, tiles_of(&g), blas_task, &g);
 }
 
 void bsk_cpu_init(void)

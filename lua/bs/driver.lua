@@ -64,11 +64,11 @@ local function get_sum(job, key, j) return bs.op.activation(job.store:get(key, j
 local handler = {}
 
 handler[K.embed] = function(job, run, v)
-  local scale = job.model.config.embed_scale
+  local scale = job.model.embed_scale
   for j = 0, run.micros - 1 do
     local _ <close> = enter(job, run, v, j, false)
     local x = bs.op.embed(job.engine, job.weights.embed)
-    job.store:put(job.keys.h[0], j, scale and x * scale or x)
+    job.store:put(job.keys.h[0], j, scale ~= 1 and x * scale or x)
   end
   observe(run, job, "hidden", 0)
 end

@@ -103,6 +103,23 @@ describe("base training", function()
     end)
   end
 
+  it("gathers scaled embeddings as the streamed run does", function()
+    local dir, want = tiny.folder("base-scaled"), nil
+    model.create(dir, {
+      model_type = "gemma", vocab_size = VOCAB, hidden_size = 33, intermediate_size = 48, num_hidden_layers = 2,
+      num_attention_heads = 2, num_key_value_heads = 1, head_dim = 16, rms_norm_eps = 1e-6, rope_theta = 10000.0,
+      hidden_act = "gelu_pytorch_tanh", tie_word_embeddings = true, max_position_embeddings = 64,
+    })
+    for _, home in ipairs { "gpu", "disk" } do
+      local j <close> = open(dir, { home = home })
+      local r = j:step(micros_of(1), { apply = false })
+      local got = { loss = r.loss, gradients = hashes(j:gradients()) }
+      want = want or got
+      assert.same(want, got)
+      assert.is_true(math.abs(j.model.embed_scale - math.sqrt(33)) < 1e-6)
+    end
+  end)
+
   it("equals one AdamW step computed by hand", function()
     local dir = folder("by-hand")
     local j <close> = open(dir)

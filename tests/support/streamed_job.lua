@@ -26,6 +26,24 @@ local function train(settings)
   return losses, hash
 end
 
+-- Weights updated in their homes, saved, and streamed from what was saved.
+local function train_base()
+  local base = tiny.folder("streamed_job_base")
+  tiny.checkpoint(base, qwen3, tiny.qwen3_config { tie_word_embeddings = true }, "f32")
+  local micros, loss = { tiny.micro(1, 300, { 9, 11 }, 2) }
+  do
+    local j <close> = job.new {
+      model = base, trainable = "base", home = "gpu", micro_tokens = 24, device = "check:cpu",
+    }
+    for s = 1, 2 do j:step(micros, { lr = 1e-2, next = s < 2 }) end
+    loss = j:walk(micros, "loss")
+    j:save_base(base .. "/saved")
+  end
+  local j <close> = job.new { model = base .. "/saved", trainable = "none", home = "disk", micro_tokens = 24 }
+  assert(j:walk(micros, "loss") == loss, "the saved base gives another loss")
+end
+
+train_base()
 local resident, want = train { home = "gpu" }
 local streamed, got = train { home = "disk", dev_slots = 2, host_slots = 2, device = "check:cpu" }
 for s = 1, 3 do assert(resident[s] == streamed[s], "losses differ in step " .. s) end
