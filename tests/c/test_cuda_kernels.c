@@ -439,6 +439,47 @@ static void try_norm(void)
         }
 }
 
+static void try_layernorm(void)
+{
+    for (int v = 0; v < 2; v++)
+        for (size_t s = 0; s < BSI_COUNT(row_shapes); s++) {
+            int64_t T = row_shapes[s][0], C = row_shapes[s][1];
+            trial t = trial_of(BSK_LAYERNORM, "layernorm", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 2);
+            numbers(&t, A, BSI_READ, C, 1);
+            numbers(&t, A, BSI_READ, C, 1);
+            written(&t, A, T * C);
+            written(&t, F, 2 * T);
+            SIZES(&t, T, C);
+            t.f[0] = 1e-5;
+            t.floor = 0.02;
+            note(&t, "T", T), note(&t, "C", C);
+            run(&t);
+
+            t = trial_of(BSK_LAYERNORM_BWD, "layernorm_bwd", types[v]);
+            numbers(&t, A, BSI_READ, T * C, 2);
+            numbers(&t, A, BSI_READ, C, 1);
+            float *stats = numbers(&t, F, BSI_READ, 2 * T, 1);
+            for (int64_t i = 0; i < T; i++) {
+                stats[2 * i] *= 0.1f;
+                stats[2 * i + 1] = 0.8f + 0.1f * stats[2 * i + 1];
+            }
+            numbers(&t, A, BSI_READ, T * C, 1);
+            numbers(&t, A, BSI_READWRITE, T * C, 1);
+            for (int k = 0; k < 2; k++)
+                if (s & 1)
+                    absent(&t, F);
+                else
+                    numbers(&t, F, BSI_READWRITE, C, 1);
+            SIZES(&t, T, C, s == 2);
+            if (s != 2)
+                t.p[4].mode = BSI_WRITE;
+            t.floor = 0.02;
+            note(&t, "T", T), note(&t, "C", C);
+            run(&t);
+        }
+}
+
 static void try_rows(void)
 {
     for (int v = 0; v < 2; v++)
@@ -738,7 +779,7 @@ static void try_cache_case(const attention_case *a, bs_dtype dtype)
     int32_t row[TOKENS], pos[TOKENS];
     for (int32_t i = 0; i < TOKENS; i++) {
         row[i] = i < 20 ? 2 : i % 3;
-        pos[i] = i < 20 ? 100 + i : i == 39 ? CAPACITY - 1 : (i - 20) * 7;
+        pos[i] = i < 20 ? 100 + i : i == 39 ? CAPACITY - 1 : (i - 20) * 5; /* no place is written twice */
     }
     numbers(&t, A, BSI_READ, TOKENS * a->H * a->D, 1.5);
     numbers(&t, A, BSI_READ, cached, 1.5), numbers(&t, A, BSI_READ, cached, 1.5);
@@ -789,6 +830,7 @@ static void try_all(void)
     t.f[0] = 30;
     run(&t);
     try_norm();
+    try_layernorm();
     try_rows();
     try_scatter();
     try_rope();

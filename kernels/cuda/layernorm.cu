@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** layernorm.cu: layer norm with weight and bias, y = (x - mean) * r * w + b with r = 1/sqrt(var + eps), the
+** variance of the population (Ba et al. 2016). stats keeps (mean, r) of each row. A row belongs to a group of
+** threads, sums of it are f32 in one order. Down the columns a block owns 32 of them: 32 rows at a time in
+** f64, then added in order.
+*/
+#include "device.cuh"
+
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    layernorm_kernel(const T *x, const T *w, const T *b, T *y, float *stats, int64_t rows, int64_t C,
+                     float eps, bool wide)
+{
+    int64_t t = my_row(), limit = t < rows ? C : 0;
+    float sum = 0.0f, square = 0.0f;
+    x += t * C;
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC];
+        load_some(v, x + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            sum += v[i];
+    }
+    float mean = group_reduce(sum, op_add()) / (float)C;
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC];
+        load_some(v, x + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            if (c + i < C) /* past the end v is 0, not the mean */
+                square += (v[i] - mean) * (v[i] - mean);
+    }
+    float r = 1.0f / sqrtf(group_reduce(square, op_add()) / (float)C + eps);
+    if (limit && threadIdx.x == 0) {
+        stats[2 * t] = mean;
+        stats[2 * t + 1] = r;
+    }
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC], g[VEC], k[VEC];
+        load_some(v, x + c, C - c, wide);
+        load_some(g, w + c, C - c, wide);
+        load_some(k, b + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            v[i] = (v[i] - mean) * r * g[i] + k[i];
+        store_some(y + t * C + c, v, C - c, wide);
+    }
+}
+
+cudaError_t bsk_cuda_layernorm(bsk_cuda *x, const bsk_call *c)
+{
+    int64_t C = c->n[1];
+    row_shape s = rows_of(c->n[0], C);
+    if (s.grid == 0)
+        return s.status;
+    return by_type(x, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        layernorm_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
+            (const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4],
+            c->n[0], C, (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
+        return cudaGetLastError();
+    });
+}
+
+/* With g = dy * w and n = (x - mean) * r: dx = r * (g - mean(g) - n * mean(g * n)). dx may be dy. */
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    layernorm_dx_kernel(const T *x, const T *w, const float *stats, const T *dy, T *dx, int64_t rows,
+                        int64_t C, bool add, bool wide)
+{
+    int64_t t = my_row(), limit = t < rows ? C : 0;
+    float mean = limit ? stats[2 * t] : 0.0f, r = limit ? stats[2 * t + 1] : 0.0f;
+    float sum_g = 0.0f, sum_gn = 0.0f;
+    x += t * C;
+    dy += t * C;
+    dx += t * C;
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC], d[VEC], g[VEC];
+        load_some(v, x + c, C - c, wide);
+        load_some(d, dy + c, C - c, wide);
+        load_some(g, w + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) { /* past the end d is 0 */
+            sum_g += d[i] * g[i];
+            sum_gn += d[i] * g[i] * (v[i] - mean) * r;
+        }
+    }
+    float a = group_reduce(sum_g, op_add()) / (float)C, k = group_reduce(sum_gn, op_add()) / (float)C;
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC], d[VEC], g[VEC], old[VEC] = {0};
+        load_some(v, x + c, C - c, wide);
+        load_some(d, dy + c, C - c, wide);
+        load_some(g, w + c, C - c, wide);
+        if (add)
+            load_some(old, dx + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            v[i] = old[i] + r * (d[i] * g[i] - a - (v[i] - mean) * r * k);
+        store_some(dx + c, v, C - c, wide);
+    }
+}
+
+enum { COLUMNS = 32, WALKERS = 32 };
+
+/* dw[c] += sum of dy * n, db[c] += sum of dy, over the rows; either may be absent */
+template <class T>
+static __global__ void __launch_bounds__(COLUMNS *WALKERS)
+    layernorm_dw_kernel(const T *x, const float *stats, const T *dy, float *dw, float *db, int64_t rows,
+                        int64_t C)
+{
+    __shared__ double part[2][WALKERS][COLUMNS];
+    int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    double w = 0.0, b = 0.0;
+    if (c < C)
+        for (int64_t t = threadIdx.y; t < rows; t += WALKERS) {
+            float d = to_f32(dy[t * C + c]);
+            w += (double)(d * ((to_f32(x[t * C + c]) - stats[2 * t]) * stats[2 * t + 1]));
+            b += (double)d;
+        }
+    part[0][threadIdx.y][threadIdx.x] = w;
+    part[1][threadIdx.y][threadIdx.x] = b;
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= C)
+        return;
+    for (int i = 1; i < WALKERS; i++) {
+        w += part[0][i][threadIdx.x];
+        b += part[1][i][threadIdx.x];
+    }
+    if (dw)
+        dw[c] = (float)((double)dw[c] + w);
+    if (db)
+        db[c] = (float)((double)db[c] + b);
+}
+
+cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
+{
+    int64_t rows = c->n[0], C = c->n[1], blocks = (C + COLUMNS - 1) / COLUMNS;
+    row_shape s = rows_of(rows, C);
+    if (s.grid == 0)
+        return s.status;
+    if (blocks > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    return by_type(x, c->dtype, [&](auto tag) {
+        using T = decltype(tag);
+        const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
+        const float *stats = (const float *)c->p[2];
+        if (c->p[5] || c->p[6]) { /* before dx, which may be written over dy */
+            layernorm_dw_kernel<T><<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(
+                in, stats, dy, (float *)c->p[5], (float *)c->p[6], rows, C);
+            cudaError_t e = cudaGetLastError();
+            if (e != cudaSuccess)
+                return e;
+        }
+        layernorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
+            in, (const T *)c->p[1], stats, dy, (T *)c->p[4], rows, C, c->n[2] != 0,
+            rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
+        return cudaGetLastError();
+    });
+}
