@@ -86,7 +86,7 @@ local ROW, ROWS = 128, 2 -- bytes of a row of text, rows of a step
 
 local function documents()
   local root, texts = arg[0]:match("^(.*)recipes/[^/]*$") or "", {}
-  for _, name in ipairs { "README.md", "ARCHITECTURE.md", "LICENSE" } do
+  for _, name in ipairs { "LICENSE", "ARCHITECTURE.md" } do
     local f <close> = assert(io.open(root .. name, "rb"))
     texts[#texts + 1] = f:read("a")
   end
