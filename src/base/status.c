@@ -49,9 +49,19 @@ const char *bs_build_info(void)
         "gemm: plain loops (slow)\n"
 #endif
 #if BS_HAVE_CUDA
-        "cuda: yes (" BS_CUDA_ARCHS ")\n";
+        "cuda: yes (" BS_CUDA_ARCHS ")\n"
 #else
-        "cuda: no\n";
+        "cuda: no\n"
+#endif
+#if BS_HAVE_PCRE2
+        "tokenizer patterns: yes (PCRE2)\n"
+#else
+        "tokenizer patterns: no (most tokenizer.json files are refused)\n"
+#endif
+#if BS_HAVE_UTF8PROC
+        "unicode normalisation: yes (utf8proc)\n";
+#else
+        "unicode normalisation: no (NFC and NFKC are refused)\n";
 #endif
 }
 

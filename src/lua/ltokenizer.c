@@ -78,13 +78,13 @@ static int l_open(lua_State *L)
 /* ---- options -------------------------------------------------------------------------------- */
 
 typedef struct tok_args {
-    bool special, literal, spans, skip_special;
+    bool special, literal, offsets, skip_special;
     int threads;
 } tok_args;
 
 static const bsl_option encode_options[] = {{"special", BSL_BOOL, offsetof(tok_args, special), false},
                                             {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
-                                            {"spans", BSL_BOOL, offsetof(tok_args, spans), false},
+                                            {"offsets", BSL_BOOL, offsetof(tok_args, offsets), false},
                                             {NULL, BSL_ANY, 0, false}};
 static const bsl_option file_options[] = {{"special", BSL_BOOL, offsetof(tok_args, special), false},
                                           {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
@@ -100,7 +100,7 @@ static unsigned flags_of(lua_State *L, int arg, const bsl_option *spec, int *thr
     if (threads)
         *threads = a.threads;
     return (a.special ? BS_TOK_SPECIAL : 0u) | (a.literal ? BS_TOK_LITERAL : 0u) |
-           (a.spans ? BS_TOK_SPANS : 0u) | (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
+           (a.offsets ? BS_TOK_SPANS : 0u) | (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
 }
 
 static void push_ids(lua_State *L, const int32_t *id, int64_t n)
@@ -114,7 +114,7 @@ static void push_ids(lua_State *L, const int32_t *id, int64_t n)
 
 /* ---- text and ids ------------------------------------------------------------------------------ */
 
-/* t:encode(text [, {special =, literal =, spans =}]) -> ids [, first, last]: with spans,
+/* t:encode(text [, {special =, literal =, offsets =}]) -> ids [, first, last]: with offsets,
    text:sub(first[i], last[i]) is what ids[i] stands for. */
 static int l_encode(lua_State *L)
 {

@@ -53,12 +53,12 @@ describe("tokenizer", function()
   it("says which bytes an id stands for", function()
     local t <close> = assert(bs.tokenizer.open(folder(tiny())))
     local text = "cabca"
-    local ids, first, last = t:encode(text, {spans = true})
+    local ids, first, last = t:encode(text, {offsets = true})
     assert.same({2, 3, 2, 0}, ids)
     local pieces = {}
     for i in ipairs(ids) do pieces[i] = text:sub(first[i], last[i]) end
     assert.same({"c", "ab", "c", "a"}, pieces)
-    ids, first, last = t:encode(text, {spans = true, special = true})
+    ids, first, last = t:encode(text, {offsets = true, special = true})
     assert.equal(6, ids[1])
     assert.equal("", text:sub(first[1], last[1]))
   end)
