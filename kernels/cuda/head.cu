@@ -56,9 +56,11 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
             float y = capped(v[i], a.cap);
+            if (c + i >= a.V)
+                break; /* a label of the next tile may have this place */
             if (c + i == at)
                 a.ly[t] = y;
-            else if (c + i < a.V)
+            else
                 max = fmaxf(max, y);
         }
     }

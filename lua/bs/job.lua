@@ -346,6 +346,9 @@ function job.new(cfg)
   end })
   local compute
   self.device, compute = open_device(self.cfg)
+  if self.cfg.device:match("cuda") then -- what is free there, less what kernels and libraries load later
+    self.cfg.vram = math.min(self.cfg.vram, math.floor(self.device:props().total_bytes * 0.95))
+  end
   self.model = model.open(self.cfg.model, {
     family = self.cfg.family, group = self.cfg.group, compute = compute,
     update = self.cfg.trainable == "base" and self.cfg.home == "gpu",

@@ -15,8 +15,10 @@ local STAGING = 4 * MIB
 local function mib(n) return ("%.1f MiB"):format(n / MIB) end
 plan.mib = mib
 
---- A budget among the settings of a recipe: a size, or "auto": a share of the free memory.
+--- A budget among the settings of a recipe: a size, or "auto": a share of the free host memory; nil for the
+-- memory of a GPU, which the job reads from the device.
 function plan.budget(cfg, name, share)
+  if cfg[name] == "auto" and name == "vram" and cfg.device:match("cuda") then return nil end
   if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
   local bytes = args.size(cfg[name])
   if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
