@@ -75,6 +75,11 @@ typedef struct bsi_kcall { /* one kernel launch; layouts of arg, n and f are per
     const char *label; /* static or living until the device has been synchronised; for messages */
 } bsi_kcall;
 
+typedef struct bsi_profile { /* times of launches, summed up by (kernel, label) */
+    bs_profile_row *row;
+    int n, cap;
+} bsi_profile;
+
 typedef struct bsi_dev_ops {
     size_t size; /* of this struct: guards against a backend built against another version */
     bs_status (*open)(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
@@ -95,6 +100,9 @@ typedef struct bsi_dev_ops {
     bs_status (*host_fn)(bsi_queue *q, void (*fn)(void *), void *ud); /* no Lua, no device calls in fn */
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
+    /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed before
+       are in the profile that they were timed into. */
+    bs_status (*profile)(bs_dev *dev, bsi_profile *into);
 } bsi_dev_ops;
 
 struct bs_dev {
