@@ -63,10 +63,11 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
     static const struct {
         const char *name;
         const bsi_dev_ops *ops;
-    } backend[] = {{"cpu", &bsi_dev_cpu},
-                   {"meta", &bsi_dev_meta},
+    } backend[] = {
+        {"cpu", &bsi_dev_cpu},
+        {"meta", &bsi_dev_meta},
 #if BS_HAVE_CUDA
-                   {"cuda", &bsi_dev_cuda}
+        {"cuda", &bsi_dev_cuda}
 #endif
     };
     for (size_t i = 0; i < BSI_COUNT(backend); i++) {
@@ -76,8 +77,10 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
         }
     }
     if (strcmp(name, "cuda") == 0)
-        return bsi_fail(BS_UNSUPPORTED, "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
-    return bsi_fail(BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
+        return bsi_fail(BS_UNSUPPORTED,
+                        "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
+    return bsi_fail(
+        BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
 }
 
 bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)

@@ -328,15 +328,13 @@ static int l_batch_labelled(lua_State *L)
 
 /* ---- modules ---------------------------------------------------------------------------------- */
 
-static const luaL_Reg device_methods[] = {
-    {"props", l_device_props}, {"violations", l_device_violations},
-    {"profile", l_device_profile}, {NULL, NULL}};
-static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
-                                          {"seal", l_engine_seal},
-                                          {"stats", l_engine_stats},
-                                          {"sync", l_engine_sync},
-                                          {"wait", l_engine_wait},
+static const luaL_Reg device_methods[] = {{"props", l_device_props},
+                                          {"violations", l_device_violations},
+                                          {"profile", l_device_profile},
                                           {NULL, NULL}};
+static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope}, {"seal", l_engine_seal},
+                                          {"stats", l_engine_stats}, {"sync", l_engine_sync},
+                                          {"wait", l_engine_wait},   {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
 static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},     {"labelled", l_batch_labelled},

@@ -21,7 +21,8 @@
 #define SLAB_NODES    64
 #define SLAB_MARKS    256
 #define RECLAIM_EVERY 256 /* issues between two looks at a queue that nobody queries */
-#define MAX_AHEAD     1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
+#define MAX_AHEAD                                                                                      \
+    1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
 
 /* ---- nodes and marks (owner) ----------------------------------------------------------------- */
 

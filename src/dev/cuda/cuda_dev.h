@@ -38,7 +38,7 @@ typedef struct cuda_dev {
     char last[64];         /* label of the last operation, for errors that appear later */
     cuda_host_fill *fills; /* not yet freed */
     uint64_t calls, fail_call;
-    bs_errinfo error; /* injected; status BS_OK: none */
+    bs_errinfo error;     /* injected; status BS_OK: none */
     bsi_profile *profile; /* NULL: launches are not timed */
     cuda_timer *timer;    /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
     int timers, timers_open; /* pending; with events */
