@@ -50,13 +50,13 @@ describe("a scope set aside", function()
   it("is walked later, through new handles", function()
     local t = machine.new()
     local scope, x, y = step(t)
-    local kept = scope:keep(x, y)
+    local kept = scope:keep(x, y, y * y) -- the gradient of the product reads y
     assert.equal("bs.scope (closed)", tostring(scope))
     assert.error_matches(function() y:read() end, "tensor of scope 'step', which has ended")
     scope:close()
-    local again, x2, y2 = kept:resume()
+    local again, x2, y2, z2 = kept:resume()
     assert.error_matches(function() kept:resume() end, "closed bs.kept")
-    again:backward {{y2, x2}}
+    again:backward {{z2, y2}}
     assert.same({3, 3}, x2:grad():dims())
     again:close()
     finish(t)
