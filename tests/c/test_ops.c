@@ -516,7 +516,8 @@ static void test_embed(void **state)
     bs_weight *w;
     start(&f);
     fix_seal(&f);
-    bs_tensor_info info = fix_weight(&f, "embed", BS_DTYPE_F32, 2, (int64_t[]){6, 3}, fix_floats(&f, v, 18));
+    bs_tensor_info info =
+        fix_weight(&f, "embed", BS_DTYPE_F32, 2, (int64_t[]){6, 3}, fix_floats(&f, v, 18));
     ok(bs_weight_new(f.e, 0, &info, NULL, &w));
     const int64_t len[] = {4, 1}, ids[] = {5, 0, 5, 2, 1}, wrong[] = {5, 0, 5, 6, 1};
     bs_micro m = {.n_rows = 2, .row_len = len, .ids = ids};
@@ -605,6 +606,68 @@ static void test_rope(void **state)
     }
 }
 
+/* in[1] is the weight of a head; d[1] is eps, n[3] one_plus */
+static void norm_rope_ref(const opcase *c, double *const *in, double *y)
+{
+    static double normed[MAX_ELEMS];
+    int64_t D = c->cols[1];
+    for (int64_t h = 0; h < elems(c, 0) / D; h++) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < D; i++)
+            sum += in[0][h * D + i] * in[0][h * D + i];
+        for (int64_t i = 0; i < D; i++)
+            normed[h * D + i] =
+                in[0][h * D + i] / sqrt(sum / (double)D + c->d[1]) * ((double)c->n[3] + in[1][i]);
+    }
+    rope_ref(c, (double *[]){normed}, y);
+}
+
+static bs_status norm_rope_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
+{
+    return bs_op_norm_rope(x[0], c->w, c->d[1], c->n[3] != 0, c->rope, (int)c->n[0], y);
+}
+
+static void test_norm_rope(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 16; k++) { /* style, whole head or 4 of 6 entries, one_plus, trainable */
+        fixture f;
+        static opcase c;
+        start(&f);
+        c = (opcase){.name = "norm_rope",
+                     .n_x = 1,
+                     .n_w = 1,
+                     .rows = {T, 1},
+                     .cols = {12, 6},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .n = {2, k & 1 ? 2 : 3, k >> 1 & 1, k >> 2 & 1},
+                     .d = {1.25, 1e-3},
+                     .op = norm_rope_op,
+                     .ref = norm_rope_ref};
+        c.rope = make_rope(&f, c.n[1], c.d[0], (bs_rope_style)c.n[2]);
+        fix_seal(&f);
+        bs_tensor_info info =
+            fix_weight(&f, "q_norm", BS_DTYPE_BF16, 1, (int64_t[]){6}, fix_floats(&f, c.v[1], 6));
+        if (k & 8)
+            c.grad[1] = fix_place(&f, 1, 6, NULL);
+        ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[1]}, &c.w));
+        check(&f, &c);
+        if (k == 0) {
+            bs_tensor *y;
+            fix_scope(&f, 0, true, false);
+            bs_tensor *x = fix_from(&f, T, 12, c.v[0]);
+            assert_int_equal(bs_op_norm_rope(x, c.w, 0.0, false, c.rope, 3, &y), BS_SHAPE);
+            assert_non_null(strstr(bs_error()->msg, "as 3 heads with weight 'q_norm' [6]"));
+            bs_tensor_release(x);
+            bs_scope_close(f.e);
+        }
+        bs_weight_free(c.w);
+        bs_rope_free(c.rope);
+        fix_close(&f);
+    }
+}
+
 static void attention_ref(const opcase *c, double *const *in, double *y)
 {
     const bs_attention_cfg *a = &c->attention;
@@ -627,6 +690,8 @@ static void attention_ref(const opcase *c, double *const *in, double *y)
                     p[j] = a->window == 0 || i - j < a->window ? exp(s) : 0.0;
                     sum += p[j];
                 }
+                if (a->sinks)
+                    sum += exp(in[3][h]);
                 for (int64_t j = 0; j <= i; j++)
                     for (int64_t e = 0; e < D; e++)
                         o[e] += p[j] / sum * in[2][((at + j) * K + kv) * D + e];
@@ -641,15 +706,18 @@ static bs_status attention_op(const opcase *c, bs_tensor *const *x, bs_tensor **
 static void test_attention(void **state)
 {
     (void)state;
-    fixture f;
-    start(&f);
-    fix_seal(&f);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 16; k++) { /* bits: window, softcap, sinks, trainable sinks */
+        fixture f;
         static opcase c;
+        if ((k & 12) == 8)
+            continue;
+        start(&f);
+        fix_seal(&f);
         c = (opcase){.name = "attention",
                      .n_x = 3,
-                     .rows = {T, T, T},
-                     .cols = {12, 6, 6},
+                     .n_w = k & 4 ? 1 : 0,
+                     .rows = {T, T, T, 1},
+                     .cols = {12, 6, 6, 4},
                      .y_rows = T,
                      .y_cols = 12,
                      .op = attention_op,
@@ -660,9 +728,18 @@ static void test_attention(void **state)
                                    .scale = k & 1 ? 0.9 : 0.0,
                                    .window = k & 1 ? 2 : 0,
                                    .softcap = k & 2 ? 0.7 : 0.0}};
+        if (k & 4) {
+            bs_tensor_info info =
+                fix_weight(&f, "sinks", BS_DTYPE_BF16, 1, (int64_t[]){4}, fix_floats(&f, c.v[3], 4));
+            if (k & 8)
+                c.grad[3] = fix_place(&f, 1, 4, NULL);
+            ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[3]}, &c.w));
+            c.attention.sinks = c.w;
+        }
         check(&f, &c);
+        bs_weight_free(c.w);
+        fix_close(&f);
     }
-    fix_close(&f);
 }
 
 /* ---- linear ---------------------------------------------------------------------------------- */
@@ -871,6 +948,7 @@ int main(void)
                                        cmocka_unit_test(test_rows),
                                        cmocka_unit_test(test_embed),
                                        cmocka_unit_test(test_rope),
+                                       cmocka_unit_test(test_norm_rope),
                                        cmocka_unit_test(test_attention),
                                        cmocka_unit_test(test_linear),
                                        cmocka_unit_test(test_rows_are_isolated),
