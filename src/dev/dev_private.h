@@ -12,6 +12,9 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out);
 /* check devices: count a misuse that a function without a status cannot return. */
 void bsi_check_note(const bs_dev *dev, const char *fmt, ...) BSI_PRINTF(2, 3);
 
+/* cuda: the fields of bs_gpu that are the runtime's, and the GPU's PCI address ("": none). */
+void bsi_cuda_gpu(bs_gpu *out, char bus[32]);
+
 /* Fault injection, the same in every backend: true for the cfg.fail_call-th operation. */
 static inline bool bsi_dev_fails(uint64_t fail_call, uint64_t *calls)
 {

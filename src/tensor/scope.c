@@ -79,6 +79,7 @@ void bs_tensor_release(bs_tensor *t)
 static void close_scope(bsi_space *s)
 {
     s->open = false;
+    bsi_range_end(s->e->dev);
     for (bsi_link *r = s->values; r; r = r->next)
         bsi_value_free(s, (bsi_value *)r);
     for (bsi_link *r = s->tensors, *next; r; r = next) {
@@ -146,6 +147,7 @@ bs_status bs_scope_open(bs_engine *e, const bs_scope_cfg *cfg)
     s->walked = false;
     s->hash = 0;
     s->open = true;
+    bsi_range_begin(e->dev, s->label->text);
     return BS_OK;
 }
 
