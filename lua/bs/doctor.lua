@@ -161,7 +161,7 @@ end
 
 local function cpu()
   local device <close> = bs.device.open("cpu", {})
-  return measure.product(device, "f32", 512, 512, 512, 4)
+  return measure.product(device, "f32", 1024, 1024, 1024, 4)
 end
 
 local function compiled_for(g)
