@@ -49,15 +49,16 @@ local function rates_of(job)
   return out
 end
 
---- FLOPs of each visit of a list: 2 per parameter and token, twice more for recompute and input gradient. tokens of
--- a step: nil for as many as the job can take. Returns the list and its sum.
-function plan.work(job, list, tokens)
+--- FLOPs of each visit of a list where `keep` upper layers are kept: 2 per parameter and token, twice more for
+-- recompute and input gradient. tokens: of a step; nil: as many as the job can take. Returns the list and its sum.
+function plan.work(job, list, keep, tokens)
   local m, work, sum = job.model, {}, 0
   tokens = tokens or job.cfg.micro_tokens * job.cfg.micros
   for i, v in ipairs(list) do
     local params = m.manifest:block_info(v.block).payload / 2
     local factor = 2
-    if v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
+    if v.kind == K.backward and v.layer >= m.config.layers - keep then factor = 2
+    elseif v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
     elseif v.kind == K.tile then factor = 4
     elseif v.kind == K.embed then factor = 0 end
     work[i] = factor * params * tokens
@@ -66,11 +67,14 @@ function plan.work(job, list, tokens)
   return work, sum
 end
 
--- Bytes of layer inputs that come back over the link before each visit of a list.
-local function returns(job, list)
+-- Bytes of layer inputs that come back over the link before each visit of a list; those of kept layers stay.
+local function returns(job, list, keep)
   local m, cfg, bytes = job.model, job.cfg, {}
   local each = cfg.micros * cfg.micro_tokens * m.config.channels * (m.compute == "bf16" and 2 or 4)
-  for i, v in ipairs(list) do bytes[i] = (v.kind == K.backward or v.kind == K.remix) and each or 0 end
+  for i, v in ipairs(list) do
+    local back = v.kind == K.backward or v.kind == K.remix
+    bytes[i] = back and v.layer < m.config.layers - keep and each or 0
+  end
   return bytes
 end
 
@@ -181,18 +185,18 @@ local function needs_staging(homes)
 end
 
 -- Bytes of a choice: device regions outside slots and homes, and host bytes outside them.
-local function other_bytes(job, dry, choice)
-  local batch = job:batch_config()
-  local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries))
+local function other_bytes(job, choice)
+  local batch, dry = job:batch_config(), job:needs(choice.keep)
+  local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries, choice.keep))
   local _, rows_host = bs.rows.bytes(job.model.manifest, job.model.rows, choice.rows, batch)
   local batch_host = batch.micros * batch.tokens * 48
   return dry.other + store_dev + dry.arena, store_host + rows_host + STAGING + batch_host
 end
 
 -- One candidate made complete, or nil and the least budgets that it would need.
-local function complete(job, dry, choice, sizes, rates)
+local function complete(job, choice, sizes, rates)
   local cfg, order = job.cfg, choice.order
-  local dev_other, host_other = other_bytes(job, dry, choice)
+  local dev_other, host_other = other_bytes(job, choice)
   local bare <close> = bs_plan(job, place(job, sizes, order, 0, 0), choice.dev_slots, choice.host_slots)
   local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
   if need_dev > cfg.vram or need_host > cfg.ram then return nil, need_dev, need_host end
@@ -207,8 +211,9 @@ local function complete(job, dry, choice, sizes, rates)
   end
   local function size(b) return sizes.payload[b], sizes.raw[b] end
   choice.seconds, choice.busy = sim.step {
-    transfers = p:transfers(true), size = size, work = plan.work(job, job.program), host_slots = choice.host_slots,
-    rates = rates, back = choice.boundaries == "host" and returns(job, job.program) or nil,
+    transfers = p:transfers(true), size = size, work = plan.work(job, job.program, choice.keep),
+    host_slots = choice.host_slots, rates = rates,
+    back = choice.boundaries == "host" and returns(job, job.program, choice.keep) or nil,
   }
   return choice
 end
@@ -231,7 +236,10 @@ local function candidates(job)
       for _, b in ipairs(boundaries) do
         for _, r in ipairs(row_homes) do
           for _, order in ipairs(ways) do
-            list[#list + 1] = { order = order, dev_slots = s, host_slots = h, boundaries = b, rows = r }
+            list[#list + 1] = {
+              order = order, dev_slots = s, host_slots = h, boundaries = b, rows = r,
+              keep = cfg.keep == "auto" and 0 or cfg.keep,
+            }
           end
         end
       end
@@ -249,14 +257,32 @@ local function better(a, b)
     or a.seconds <= b.seconds and a.busy.link + a.busy.disk < b.busy.link + b.busy.disk
 end
 
---- Choose. dry: {arena, other} from the dry run. Returns the choice {homes, dev_slots, host_slots,
--- boundaries, rows, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
+-- The best placement with activations of upper layers kept, where that is faster.
+local function keep_more(job, best, sizes, rates)
+  local most = job.keepable
+  if job.cfg.keep ~= "auto" or job.cfg.boundaries == "host" or most == 0 then return best end
+  local chosen, last = best, 0
+  for quarter = 4, 1, -1 do
+    local n = most * quarter // 4
+    if n > 0 and n ~= last then
+      local c = { order = best.order, dev_slots = best.dev_slots, host_slots = best.host_slots, rows = best.rows,
+        boundaries = best.boundaries, keep = n }
+      local done = complete(job, c, sizes, rates)
+      if done and done.seconds < chosen.seconds * 0.999 then chosen = done end
+      last = n
+    end
+  end
+  return chosen
+end
+
+--- Choose. Returns the choice {homes, dev_slots, host_slots,
+-- boundaries, rows, keep, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
 -- the smallest that does.
-function plan.choose(job, dry)
+function plan.choose(job)
   local best, least_dev, least_host
   local rates, sizes = rates_of(job), sizes_of(job)
   for _, c in ipairs(candidates(job)) do
-    local done, dev, host = complete(job, dry, c, sizes, rates)
+    local done, dev, host = complete(job, c, sizes, rates)
     if done then
       if not best or better(done, best) then best = done end
     else
@@ -265,6 +291,7 @@ function plan.choose(job, dry)
     end
   end
   if best then
+    best = keep_more(job, best, sizes, rates)
     best.rates = rates
     return best
   end
@@ -273,7 +300,7 @@ function plan.choose(job, dry)
   if least_dev > cfg.vram then
     parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
       .. "activations of one micro-batch of %d tokens)"):format(mib(cfg.vram), mib(least_dev), least_dev,
-      mib(dry.arena), cfg.micro_tokens)
+      mib(job:needs(cfg.keep == "auto" and 0 or cfg.keep).arena), cfg.micro_tokens)
   end
   if least_host > cfg.ram then
     parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(
@@ -292,9 +319,10 @@ function plan.describe(job, choice)
   for b, h in pairs(choice.homes) do
     if b ~= job.model.norm.block then n[h] = n[h] + 1 end
   end
-  return ("%d blocks: %d gpu, %d ram, %d disk; %d device slots, %d staging slots; boundaries on %s; "
+  return ("%d blocks: %d gpu, %d ram, %d disk; %d device slots, %d staging slots; boundaries on %s%s; "
     .. "embedding rows from %s; device peak %s, host %s"):format(n.gpu + n.ram + n.disk, n.gpu, n.ram,
-    n.disk, choice.dev_slots, choice.host_slots, choice.boundaries, choice.rows, mib(choice.peak),
+    n.disk, choice.dev_slots, choice.host_slots, choice.boundaries,
+    choice.keep > 0 and (", activations of %d layers kept"):format(choice.keep) or "", choice.rows, mib(choice.peak),
     mib(choice.host))
 end
 

@@ -351,6 +351,12 @@ static void check_range(bs_dev *dev, const char *label)
         d->inner.ops->range(&d->inner, label);
 }
 
+static bs_status check_profile(bs_dev *dev, bsi_profile *into)
+{
+    check_dev *d = dev_of(dev);
+    return d->inner.ops->profile(&d->inner, into);
+}
+
 const bsi_dev_ops bsi_dev_check = {
     .size = sizeof(bsi_dev_ops),
     .open = check_open,
@@ -372,4 +378,5 @@ const bsi_dev_ops bsi_dev_check = {
     .queue_status = check_queue_status,
     .violations = check_violations,
     .range = check_range,
+    .profile = check_profile,
 };

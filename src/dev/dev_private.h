@@ -15,6 +15,12 @@ void bsi_check_note(const bs_dev *dev, const char *fmt, ...) BSI_PRINTF(2, 3);
 /* cuda: the fields of bs_gpu that are the runtime's, and the GPU's PCI address ("": none). */
 void bsi_cuda_gpu(bs_gpu *out, char bus[32]);
 
+/* Add a timed launch of the kernel `op`, a static name. Nothing is added when there is
+   no memory. */
+void bsi_profile_add(bsi_profile *p, const char *op, const char *label, double seconds);
+void bsi_profile_clear(bsi_profile *p);
+void bsi_profile_sort(bsi_profile *p); /* longest first */
+
 /* Fault injection, the same in every backend: true for the cfg.fail_call-th operation. */
 static inline bool bsi_dev_fails(uint64_t fail_call, uint64_t *calls)
 {
