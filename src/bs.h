@@ -285,7 +285,7 @@ typedef struct bs_gpu {
     int cuda_runtime, cuda_driver; /* 13000 is 13.0; what the driver supports, 0: no driver */
     char name[96];                 /* of the GPU, with or without NVML */
     int major, minor;              /* compute capability */
-    char blas[256];                /* the cuBLAS that was loaded, once a device was opened */
+    char blas[256];                /* file of the cuBLAS that is found */
     uint64_t before_bytes;         /* of its memory, in use before this process opened it first */
     uint64_t context_bytes;        /* taken by that: context, kernels, cuBLAS, its workspace */
 

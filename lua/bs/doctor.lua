@@ -226,7 +226,11 @@ end
 
 local function gpu_lines(report, line)
   local g, r = report.gpu, report.rates.gpu
-  if not g.usable then return line("gpu", "none: %s", g.problem) end
+  if not g.usable then
+    line("gpu", "none: %s", g.problem)
+    if g.built then line("", "cuBLAS: %s", g.blas or "not found") end
+    return
+  end
   line("gpu", "%s, compute capability %s, code for %s (compiled: %s)", g.name, g.capability, g.code, g.compiled)
   line("driver", "%s, CUDA %s; runtime %s; cuBLAS %s", g.driver or "?", g.cuda_driver, g.cuda_runtime, g.blas or "?")
   if g.nvml then

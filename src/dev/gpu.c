@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** gpu.c: what there is to say about the machine's GPU, in every build: from the CUDA runtime where it is built
-** in, and from NVML where the driver has it. Opens no device. Any thread.
+** gpu.c: what there is to say about the machine's GPU, in every build: from the CUDA runtime where
+** it is built in, and from NVML where the driver has it. Opens no device. Any thread.
 */
 #include "dev/cuda/nvml.h"
 #include "dev/dev.h"

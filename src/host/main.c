@@ -19,21 +19,22 @@
 
 enum { DONE = 0, FAILED = 1, USAGE = 2 };
 
-static const char help[] = "usage: bslua [options] [script [args]]\n"
-                           "  -e stat    run the string 'stat'\n"
-                           "  -l mod     require 'mod' into the global 'mod'\n"
-                           "  -l g=mod   require 'mod' into the global 'g'\n"
-                           "  -v         print the version\n"
-                           "  -E         ignore environment variables\n"
-                           "  -W         turn warnings on\n"
-                           "  --         end of the options\n"
-                           "  -          run standard input\n"
-                           "  --help     print this\n"
-                           "  --version  print the version and what is built in\n"
-                           "  --doctor   say what this machine has, what is missing and how fast it is;\n"
-                           "             then dir=FOLDER, json=FILE, help\n"
-                           "Exit status: 0 done, 1 error, 2 usage, n as the script says.\n"
-                           "BSLUA_HOME=DIR is searched for modules before those inside the program.\n";
+static const char help[] =
+    "usage: bslua [options] [script [args]]\n"
+    "  -e stat    run the string 'stat'\n"
+    "  -l mod     require 'mod' into the global 'mod'\n"
+    "  -l g=mod   require 'mod' into the global 'g'\n"
+    "  -v         print the version\n"
+    "  -E         ignore environment variables\n"
+    "  -W         turn warnings on\n"
+    "  --         end of the options\n"
+    "  -          run standard input\n"
+    "  --help     print this\n"
+    "  --version  print the version and what is built in\n"
+    "  --doctor   say what this machine has, what is missing and how fast it is;\n"
+    "             then dir=FOLDER, json=FILE, help\n"
+    "Exit status: 0 done, 1 error, 2 usage, n as the script says.\n"
+    "BSLUA_HOME=DIR is searched for modules before those inside the program.\n";
 
 typedef struct options {
     int script; /* index in argv; argc: none */
@@ -272,7 +273,8 @@ int main(int argc, char **argv)
     }
     if (o.version)
         printf("bslua %s  %s\n", bs_version(), LUA_COPYRIGHT);
-    signal(SIGXFSZ, SIG_IGN); /* a log that may not grow is no reason to lose the run: writes fail instead */
+    /* a log that may not grow is no reason to lose the run: writes fail instead */
+    signal(SIGXFSZ, SIG_IGN);
     lua_State *L = luaL_newstate();
     if (!L) {
         fputs("bslua: not enough memory\n", stderr);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** What NVML tells, against a library that stands in for it (tests/support/fake_nvml.c), and without one.
+** What NVML tells, against a library that stands in for it (tests/support/fake_nvml.c), and without
+** one.
 */
 #include "dev/cuda/nvml.h"
 #include "dev_support.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** fake_nvml.c: a library with NVML's interface, for test_nvml.c: one GPU at 00000000:01:00.0, on which this
-** process and another one compute. FAKE_NVML in the environment: "none", no driver; "old", without the
-** functions of newer drivers and without what a container does not tell.
+** fake_nvml.c: a library with NVML's interface, for test_nvml.c: one GPU at 00000000:01:00.0, on
+** which this process and another one compute. FAKE_NVML in the environment: "none", no driver;
+** "old", without the functions of newer drivers and without what a container does not tell.
 */
 #include <stdlib.h>
 #include <string.h>

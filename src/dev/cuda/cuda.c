@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-/* A part of the toolkit, all in its header: a call is one test of a pointer until a profiler sets it. */
+/* NVTX is all in its header: a call is one test of a pointer until a profiler sets it. */
 #if defined(__has_include)
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda_gpu.c: what the CUDA runtime tells about the GPU without opening it, and what the first context of the
-** process took of its memory: by NVML, since CUDA counts nothing before there is a context. Any thread; the
-** figures of the process are under a lock.
+** cuda_gpu.c: what the CUDA runtime tells about the GPU without opening it, and what the first
+** context of the process took of its memory: by NVML, since CUDA counts nothing before there is a
+** context. Any thread; the figures of the process are under a lock.
 */
 #include "dev/cuda/cuda_dev.h"
 #include "dev/cuda/nvml.h"
@@ -55,7 +55,7 @@ void bsi_cuda_note_after(const cuda_dev *d)
 void bsi_cuda_note_blas(const void *function)
 {
     Dl_info file;
-    if (!dladdr(function, &file) || !file.dli_fname)
+    if (!function || !dladdr(function, &file) || !file.dli_fname)
         return;
     pthread_mutex_lock(&lock);
     snprintf(noted.blas, sizeof noted.blas, "%s", file.dli_fname);
@@ -80,6 +80,7 @@ void bsi_cuda_gpu(bs_gpu *out, char bus[32])
             bus[0] = '\0';
     }
     cudaGetLastError(); /* of a machine without a GPU */
+    bsi_cuda_note_blas(bsi_cuda_find_blas());
     pthread_mutex_lock(&lock);
     out->before_bytes = noted.before;
     out->context_bytes = noted.context;

@@ -39,6 +39,12 @@ static void *load_library(void)
     return lib;
 }
 
+const void *bsi_cuda_find_blas(void)
+{
+    void *lib = load_library();
+    return lib ? dlsym(lib, "cublasCreate_v2") : NULL;
+}
+
 static bs_status load_blas(bsk_cublas *b)
 {
     const struct {
