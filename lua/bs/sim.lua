@@ -9,6 +9,10 @@ sim.rates = {
   cuda = { disk = 2e9, link = 25e9, flops = 1e14 },
 }
 
+-- Bytes of the requests that a reader has in flight. With one staging slot it cannot run ahead: each block begins
+-- and ends with an empty queue, which was measured to cost as long as reading these.
+local IN_FLIGHT <const> = 64 << 20
+
 --- Time of one steady step.
 -- o: transfers = plan:transfers(true); size(block) -> payload bytes, raw bytes; work: FLOPs of each visit; back:
 -- other bytes that cross the link before each visit, or nil; host_slots; rates. Returns seconds of a steady
@@ -33,6 +37,7 @@ function sim.step(o)
         if t.read then
           turn = turn % math.max(o.host_slots, 1) + 1
           local start = math.max(disk, staging[turn] or 0.0)
+          if o.host_slots == 1 then start = start + math.min(raw, IN_FLIGHT) / rates.disk end
           read_end = start + raw / rates.disk
           disk = read_end
           busy.disk = busy.disk + raw / rates.disk

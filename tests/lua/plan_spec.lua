@@ -127,8 +127,10 @@ describe("the simulation", function()
 
   it("reads at the disk's rate", function()
     local t = { { block = 0, load = true, read = true, slot_free_after = -1 } }
-    -- The staging slot is free when its copy has ended, so reads follow each other; work is hidden behind them.
-    assert.equal(8, (step { transfers = t, work = { 1 }, rates = { disk = 0.25, link = 1e9, flops = 1 } }) // 1)
+    local rates = { disk = 0.25, link = 1e9, flops = 1 }
+    -- Work is hidden behind reads that follow each other; with one staging slot nothing is read ahead.
+    assert.equal(8, (step { transfers = t, work = { 1 }, rates = rates, host_slots = 2 }) // 1)
+    assert.equal(16, (step { transfers = t, work = { 1 }, rates = rates, host_slots = 1 }) // 1)
   end)
 end)
 
