@@ -278,7 +278,7 @@ end
 local descends = { [K.norm_backward] = true, [K.turn] = true, [K.backward] = true, [K.mix_backward] = true }
 
 --- Run one pushed segment of n visits. run: {micros, count (labelled tokens), train, step, head_mode,
--- lowest, input_gradient(layer) -> bool, observe, ahead = fn called after the first visit}.
+-- lowest, input_gradient(layer) -> bool, observe, ahead = fn called before the last visits}.
 function driver.segment(job, run, n)
   run.hashes, run.contexts, run.kept, run.gathered = {}, {}, {}, {}
   if run.observe and not job.model.embed then
@@ -290,7 +290,7 @@ function driver.segment(job, run, n)
     -- Boundaries that left the device come back one visit ahead.
     if descends[v.kind] and v.layer - 1 >= run.lowest then job.store:fetch(job.keys.h[v.layer - 1]) end
     handler[v.kind](job, run, v)
-    if i == 1 and run.ahead then run.ahead() end
+    if i == n - run.early and run.ahead then run.ahead() end
   end
   job.stream:finish_visit()
   if run.head_mode == "loss" then

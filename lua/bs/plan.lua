@@ -226,9 +226,7 @@ local function candidates(job)
   end
   local ways = orders(job)
   local boundaries = one_of(cfg.boundaries, { "device", "host" })
-  -- A dozen: where backward visits are long, their time is for loading many blocks of the next forward.
-  local slots = one_of(cfg.dev_slots, cfg.home == "auto" and { 3, 2, 1, 12 } or { 3, 2, 1 })
-  local staging = one_of(cfg.host_slots, { 3, 2, 1 })
+  local slots, staging = one_of(cfg.dev_slots, { 3, 2, 1 }), one_of(cfg.host_slots, { 3, 2, 1 })
   local row_homes = (cfg.home == "disk" or job.model.updatable) and { "disk" } or cfg.home ~= "auto" and { "ram" }
     or { "ram", "disk" }
   for _, s in ipairs(slots) do

@@ -28,10 +28,9 @@ local function drop(self)
   if self.params then pcall(self.params.zero_grad, self.params) end
 end
 
--- The same program follows: push it after the first visit, so that its first blocks arrive in whatever slot gets
--- free: behind visits whose blocks are there already the stream looks far ahead.
+-- The same program follows: push it before the last visits, so that its first blocks arrive meanwhile.
 local function follow(self, run, list)
-  run.cyclic = true
+  run.cyclic, run.early = true, math.min(2, #list - 1)
   run.ahead = function()
     self.stream:push(list, true)
     self.pushed_next = list
@@ -65,7 +64,7 @@ function methods:forward_backward(micros, opts)
   local embedding = trainable == "base"
   local run = {
     micros = #micros, count = count, train = true, step = opts.step or 0, head_mode = "train",
-    lowest = self.lowest, cyclic = true,
+    lowest = self.lowest, early = 0, cyclic = true,
     input_gradient = function(i) return i > self.lowest or embedding end,
   }
   if opts.next then follow(self, run, list) end
@@ -85,7 +84,7 @@ local function walk(self, micros, mode, o)
   local list = self.walk_program
   local run = {
     micros = #micros, count = math.max(count, 1), train = false, step = 0, head_mode = self.head and mode,
-    lowest = self.model.config.layers, observe = o.observe, prepare = o.prepare, cache = o.cache,
+    lowest = self.model.config.layers, early = 0, observe = o.observe, prepare = o.prepare, cache = o.cache,
   }
   if o.next then follow(self, run, list) end
   pass(self, run, list)
