@@ -72,7 +72,7 @@ void bsi_cuda_gpu(bs_gpu *out, char bus[32])
     cudaDriverGetVersion(&out->cuda_driver);
     if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0 &&
         cudaGetDeviceProperties(&prop, 0) == cudaSuccess) {
-        snprintf(out->name, sizeof out->name, "%s", prop.name);
+        snprintf(out->name, sizeof out->name, "%.95s", prop.name); /* the rest is cut off */
         out->major = prop.major;
         out->minor = prop.minor;
         out->total_bytes = prop.totalGlobalMem;
