@@ -136,6 +136,8 @@ static bs_status make_context(cuda_dev *d)
     if (e != cudaSuccess)
         return bsi_cuda_fail(e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
                              "GPU %d cannot be used", d->ordinal);
+    d->x.capability = prop.major * 10 + prop.minor;
+    d->x.processors = prop.multiProcessorCount;
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
