@@ -140,8 +140,6 @@ static __device__ inline void store_item(tiles<D> &t, const attention_args &a, c
         float total = r.sum[half];
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-        if (a.sinks)
-            total += exp2f(to_f32(((const bf16 *)a.sinks)[w.h]) * LOG2E - r.max[half] * power);
         inv[half] = 1.0f / total;
         int row = w.row0 + warp_row + 8 * half + lane / 4;
         if (lane % 4 == 0 && row < w.end)
