@@ -29,5 +29,8 @@ set_target_properties(bs_cuda PROPERTIES CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET
 target_include_directories(bs_cuda PRIVATE src kernels)
 target_include_directories(bs_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_options(bs_cuda PRIVATE -O3 "-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8) # a quarter of the size, for drivers of 12.4 and newer
+  target_compile_options(bs_cuda PRIVATE --compress-mode=size)
+endif()
 target_link_libraries(bs_cuda INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
 target_link_options(bs_cuda INTERFACE -Wl,--as-needed) # without the C++ library, which nothing here uses
