@@ -20,8 +20,8 @@ local settings = {
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
-  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
-  ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
+  ram = { "auto", "bytes of host memory for staging, homes, boundaries: 16GB; 0.5 of what is free; auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
   steps = { 60, "optimizer steps", 1 },
   step_tokens = { 2048, "tokens of an optimizer step", 2 },
@@ -125,7 +125,7 @@ local function open_job(cfg, given)
   return job.new {
     model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
-    vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
+    vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
   }
 end
 
