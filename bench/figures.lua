@@ -46,6 +46,9 @@ local function cases(name, bounds)
     line(title .. " step", c.median * 1e3, "ms", b.ms and "<=", b.ms)
     if b.gib then line(title .. " pool", gib(c.peak), "GiB", "<=", b.gib) end
     as_planned(title, c)
+    for _, part in ipairs(c.profile and { "GEMM", "attention", "elementwise", "waiting" } or {}) do
+      line(("%s: share of %s"):format(title, part), c.profile.shares[part] / c.profile.step, "")
+    end
   end
   return r
 end
@@ -62,7 +65,6 @@ local function ops()
       end
     end
   end
-  return r
 end
 
 local function tiny(turn)
@@ -82,26 +84,7 @@ local function tiny(turn)
   end
 end
 
--- Where a step's time goes: products, attention and elementwise ops by their own times, the rest is waiting and gaps.
--- A step is 36 forward layers, 18 recomputed and their backward.
-local function shares(op_times, name, tokens)
-  local r = result(name)
-  if not op_times or not r or not r.cases[1] then return end
-  local c = r.cases[1]
-  for _, case in ipairs(op_times.cases) do
-    if case.tokens == tokens then
-      local left, layers, trained = c.median, c.per_step.visits - 1, 18
-      for _, kind in ipairs { "gemm", "attention", "elementwise" } do
-        local t = (layers * case.forward[kind] + trained * case.backward[kind]) * c.tokens / tokens
-        left = left - t
-        line(("%s: share of %s"):format(name, kind), t / c.median, "")
-      end
-      line(name .. ": share of waiting, gaps, copies", left / c.median, "")
-    end
-  end
-end
-
-local op_times = ops()
+ops()
 tiny(1)
 tiny(2)
 cases("ram", { { ratio = 1.05, gib = 0.95 }, { ratio = 1.05, gib = 1.7 } })
@@ -127,7 +110,6 @@ if idle and idle.cases[2] then
   line("ram=auto / homes in RAM, T=128", idle.cases[2].median / idle.cases[1].median, "", "<=", 1.02)
   line("ram=auto: read from disk in a step", idle.cases[2].per_step.disk, "bytes", "==", 0)
 end
-for _, name in ipairs { "8192", "16x2048" } do shares(op_times, name, name == "8192" and 8192 or 2048) end
 bs.write_file(folder .. "/figures.json", bs.json.encode { figures = lines, missed = missed } .. "\n")
 io.write(("%d figures, %d missed\n"):format(#lines, missed))
 os.exit(missed == 0 and 0 or 1)

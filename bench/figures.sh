@@ -32,7 +32,7 @@ run() { # name, seconds at most, command
 stream() { # name, seconds at most, settings
   run "$1" "$2" "$dist/bslua" "$bench/stream.lua" device="$device" dir="$dir" json="$out/$1.json" "${@:3}"
 }
-big="shape=$shape dev_slots=2"
+big=(shape="$shape" dev_slots=2)
 
 if [ "$part" = ops ] || [ "$part" = all ]; then
   run ops 200 "$dist/bslua" "$bench/ops.lua" shape="$shape" device="$device" dir="$dir" tokens=2048,8192 \
@@ -45,18 +45,18 @@ if [ "$part" = ops ] || [ "$part" = all ]; then
   done
 fi
 if [ "$part" = ram ] || [ "$part" = all ]; then
-  stream ram 120 $big tokens=128,2048 home=ram
-  stream 8192 90 $big tokens=8192 home=ram boundaries=host
-  stream infer 60 $big tokens=128 home=ram mode=infer
-  stream 4x2048 80 $big tokens=2048 micros=4 home=ram
-  stream 16x2048 120 $big tokens=2048 rows=2 micros=8 home=ram boundaries=host limit=80
-  stream 4x8192 90 $big tokens=8192 micros=4 home=ram boundaries=host limit=60
-  stream 8x512 80 $big tokens=512 micros=8 home=ram
-  stream vram8 60 $big tokens=2048 home=auto vram=8GB
+  stream ram 120 "${big[@]}" tokens=128,2048 home=ram
+  stream 8192 90 "${big[@]}" tokens=8192 home=ram boundaries=host profile=true
+  stream infer 60 "${big[@]}" tokens=128 home=ram mode=infer
+  stream 4x2048 80 "${big[@]}" tokens=2048 micros=4 home=ram profile=true
+  stream 16x2048 120 "${big[@]}" tokens=2048 rows=2 micros=8 home=ram boundaries=host profile=true limit=80
+  stream 4x8192 90 "${big[@]}" tokens=8192 micros=4 home=ram boundaries=host profile=true limit=60
+  stream 8x512 80 "${big[@]}" tokens=512 micros=8 home=ram
+  stream vram8 60 "${big[@]}" tokens=2048 home=auto vram=8GB
 fi
 if [ "$part" = disk ] || [ "$part" = all ]; then
-  stream disk 150 $big tokens=128 home=disk steps=2
-  stream half 90 $big layers=12 tokens=128 home=auto vram=1GB ram_blocks=6 steps=4
-  stream idle 90 $big tokens=128 home=ram,auto vram=1GB ram=auto
+  stream disk 150 "${big[@]}" tokens=128 home=disk steps=2
+  stream half 90 "${big[@]}" layers=12 tokens=128 home=auto vram=1GB ram_blocks=6 steps=4
+  stream idle 90 "${big[@]}" tokens=128 home=ram,auto vram=1GB ram=auto
 fi
 "$dist/bslua" "$bench/figures.lua" "$out"

@@ -278,6 +278,19 @@ BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
    queue_wait site that would have ordered the two operations where it is known. 0 elsewhere. */
 BS_API int bs_dev_violations(const bs_dev *dev, const char **text);
 
+typedef struct bs_profile_row { /* launches of one kernel under one label */
+    const char *op, *label; /* the kernel, and what it was launched for */
+    uint64_t calls;
+    double seconds; /* that it ran for on the device */
+} bs_profile_row;
+
+/* Time every launch from here on (on: forgets earlier times) or no longer. Timing costs a little: it is for
+   finding where a step's time goes, not for the time of a step. A device that does not execute has no rows. */
+BS_API BS_NODISCARD bs_status bs_dev_profile(bs_dev *dev, bool on);
+/* What was timed so far, longest first. Waits for the launches that are timed. *rows is the device's, until
+   its next call. */
+BS_API BS_NODISCARD bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n);
+
 /* ---- plan: homes, slots, transfers ---------------------------------------------------------------- */
 
 typedef enum bs_home { BS_HOME_DISK, BS_HOME_RAM, BS_HOME_GPU } bs_home;

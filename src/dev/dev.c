@@ -30,6 +30,8 @@ typedef struct device {
     bool closed, pumping;
     size_t live;
     struct object *graves;
+    bsi_profile profile;
+    bool profiling;
 } device;
 
 typedef struct object {
@@ -61,10 +63,11 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
     static const struct {
         const char *name;
         const bsi_dev_ops *ops;
-    } backend[] = {{"cpu", &bsi_dev_cpu},
-                   {"meta", &bsi_dev_meta},
+    } backend[] = {
+        {"cpu", &bsi_dev_cpu},
+        {"meta", &bsi_dev_meta},
 #if BS_HAVE_CUDA
-                   {"cuda", &bsi_dev_cuda}
+        {"cuda", &bsi_dev_cuda}
 #endif
     };
     for (size_t i = 0; i < BSI_COUNT(backend); i++) {
@@ -74,8 +77,10 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
         }
     }
     if (strcmp(name, "cuda") == 0)
-        return bsi_fail(BS_UNSUPPORTED, "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
-    return bsi_fail(BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
+        return bsi_fail(BS_UNSUPPORTED,
+                        "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
+    return bsi_fail(
+        BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
 }
 
 bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
@@ -117,6 +122,7 @@ bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
 static void destroy(device *d)
 {
     d->pub.ops->close(&d->pub);
+    bsi_profile_clear(&d->profile);
     for (object *o = d->graves; o;) {
         object *next = o->next;
         bsi_free(o->name);
@@ -172,6 +178,31 @@ static bs_status usable(const bs_dev *dev, const char *what)
         bsi_fail_from(&d->why);
         return bsi_wrap(BS_DEVICE, "%s: device '%s' is lost until it is closed", what, dev->spec);
     }
+    return BS_OK;
+}
+
+bs_status bs_dev_profile(bs_dev *dev, bool on)
+{
+    BSI_TRY(usable(dev, "profile"));
+    device *d = device_of(dev);
+    BSI_TRY(dev->ops->profile(dev, NULL));
+    d->profiling = false;
+    if (!on)
+        return BS_OK;
+    bsi_profile_clear(&d->profile);
+    BSI_TRY(dev->ops->profile(dev, &d->profile));
+    d->profiling = true;
+    return BS_OK;
+}
+
+bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n)
+{
+    BSI_TRY(usable(dev, "profile"));
+    device *d = device_of(dev);
+    BSI_TRY(dev->ops->profile(dev, d->profiling ? &d->profile : NULL));
+    bsi_profile_sort(&d->profile);
+    *rows = d->profile.row;
+    *n = d->profile.n;
     return BS_OK;
 }
 

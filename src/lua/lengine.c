@@ -58,6 +58,30 @@ static int l_device_violations(lua_State *L)
     return 2;
 }
 
+static int l_device_profile(lua_State *L)
+{
+    bs_dev *dev = bsl_check(L, 1, &bsl_device_type);
+    const bs_profile_row *row = NULL;
+    int n = 0;
+    if (!lua_isnoneornil(L, 2)) {
+        luaL_checktype(L, 2, LUA_TBOOLEAN);
+        bsl_try(L, bs_dev_profile(dev, lua_toboolean(L, 2)), "bs.device:profile");
+        return 0;
+    }
+    bsl_try(L, bs_dev_profile_read(dev, &row, &n), "bs.device:profile");
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_createtable(L, 0, 4);
+        bsl_setstr(L, "op", row[i].op);
+        bsl_setstr(L, "label", row[i].label);
+        bsl_setint(L, "calls", (lua_Integer)row[i].calls);
+        lua_pushnumber(L, row[i].seconds);
+        lua_setfield(L, -2, "seconds");
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 /* ---- engine --------------------------------------------------------------------------------- */
 
 static void close_engine(void *h)
@@ -304,14 +328,13 @@ static int l_batch_labelled(lua_State *L)
 
 /* ---- modules ---------------------------------------------------------------------------------- */
 
-static const luaL_Reg device_methods[] = {
-    {"props", l_device_props}, {"violations", l_device_violations}, {NULL, NULL}};
-static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
-                                          {"seal", l_engine_seal},
-                                          {"stats", l_engine_stats},
-                                          {"sync", l_engine_sync},
-                                          {"wait", l_engine_wait},
+static const luaL_Reg device_methods[] = {{"props", l_device_props},
+                                          {"violations", l_device_violations},
+                                          {"profile", l_device_profile},
                                           {NULL, NULL}};
+static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope}, {"seal", l_engine_seal},
+                                          {"stats", l_engine_stats}, {"sync", l_engine_sync},
+                                          {"wait", l_engine_wait},   {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
 static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},     {"labelled", l_batch_labelled},
