@@ -18,7 +18,7 @@ case $part in ram|disk|ops|all) ;; *) echo "$part: ram, disk, ops or all is expe
 dist=$(cd "$1" && pwd)
 mkdir -p "$2" && out=$(cd "$2" && pwd)
 dir=${4:-$out/checkpoints}
-bench=$dist/bench
+bench=$(cd "$(dirname "$0")" && pwd)
 only=${ONLY:-} python=${PYTHON:-python3} device=${DEVICE:-cuda} shape=${SHAPE:-qwen3-8b}
 
 run() { # name, seconds at most, command

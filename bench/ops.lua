@@ -8,7 +8,8 @@
 -- wall time over many applications that follow each other on the device without a wait, at least `sample` seconds
 -- of them, and one wait at the end: what is neither hidden behind the device nor part of the op is below 2 % of it.
 -- Where the host could not issue them as fast as the device ran them, the line says so. Samples of different ops
--- alternate. A backward time is that of forward and backward on a tape less that of the forward on a tape.
+-- alternate. A backward time is that of a scope with tape and backward pass less that of one without the pass; that of
+-- the whole layer is of both, a backward visit.
 --
 -- FLOPs: 2 for each multiply-add of a product; attention counts the pairs that are not masked, 4 a pair and channel
 -- forward, 10 backward (five products). Bytes: every operand once. Shares are of the rate of a product of
@@ -131,36 +132,37 @@ end
 
 -- ---- the ops ---------------------------------------------------------------------------------------------
 
--- List of {name, kind, count = times in a layer, inputs = names, fn(inputs), flops = {forward, backward}, bytes = the
--- same}; backward is absent where there is none.
+-- List of {name, kind, count = times in a layer, inputs = names, gradient = name of a tensor as wide as the result,
+-- fn(inputs), flops = {forward, backward}, bytes = the same}; backward is absent where there is none.
 local function ops_of(rig)
   local c, T, w = rig.c, rig.T, rig.w
   local plain, with = rig.plain.layers[0].mix, rig.lora.layers[0].mix
   local D, Q, KV, C, I, list = c.head_dim, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.channels, c.hidden, {}
   local function add(op) list[#list + 1] = op end
-  local function linear(name, input, part, inn, out, lora_too)
+  local function linear(name, input, gradient, part, inn, out, lora_too)
     local product, bytes, r = 2.0 * T * inn * out, w * (T * inn + inn * out + T * out), cfg.r
-    add { name = name, kind = "gemm", count = lora_too and 0 or 1, inputs = { input }, fn = plain[part][name],
-          flops = { product, product }, bytes = { bytes, bytes } }
+    add { name = name, kind = "gemm", count = lora_too and 0 or 1, inputs = { input }, gradient = gradient,
+          fn = plain[part][name], flops = { product, product }, bytes = { bytes, bytes } }
     if not lora_too then return end
     local small, moved = 2.0 * T * r * (inn + out), w * r * (inn + out + 2 * T)
-    add { name = name .. "+lora", kind = "gemm", count = 1, inputs = { input }, fn = with[part][name],
-          flops = { product + small, product + 2 * small }, bytes = { bytes + moved, bytes + 2 * moved } }
+    add { name = name .. "+lora", kind = "gemm", count = 1, inputs = { input }, gradient = gradient,
+          fn = with[part][name], flops = { product + small, product + 2 * small },
+          bytes = { bytes + moved, bytes + 2 * moved } }
   end
   local function memory(name, count, inputs, fn, elements, forward, backward)
-    add { name = name, kind = "elementwise", count = count, inputs = inputs, fn = fn, flops = { 0.0, backward and 0.0 },
-          bytes = { w * elements * forward, backward and w * elements * backward } }
+    add { name = name, kind = "elementwise", count = count, inputs = inputs, gradient = inputs[1], fn = fn,
+          flops = { 0.0, backward and 0.0 }, bytes = { w * elements * forward, backward and w * elements * backward } }
   end
-  linear("q_proj", "x", "self_attn", C, Q, true)
-  linear("k_proj", "x", "self_attn", C, KV, true)
-  linear("v_proj", "x", "self_attn", C, KV, true)
-  linear("o_proj", "o", "self_attn", Q, C, true)
-  linear("gate_proj", "x", "mlp", C, I)
-  linear("up_proj", "x", "mlp", C, I)
-  linear("down_proj", "gate", "mlp", I, C)
+  linear("q_proj", "x", "q", "self_attn", C, Q, true)
+  linear("k_proj", "x", "k", "self_attn", C, KV, true)
+  linear("v_proj", "x", "v", "self_attn", C, KV, true)
+  linear("o_proj", "o", "x", "self_attn", Q, C, true)
+  linear("gate_proj", "x", "gate", "mlp", C, I)
+  linear("up_proj", "x", "up", "mlp", C, I)
+  linear("down_proj", "gate", "x", "mlp", I, C)
   local pairs_ = 0.5 * T * (T / cfg.rows + 1)
   add { name = "attention", kind = "attention", count = 1, inputs = { "q", "k", "v" },
-        fn = function(q, k, v) return bs.op.attention(q, k, v, rig.heads) end,
+        gradient = "q", fn = function(q, k, v) return bs.op.attention(q, k, v, rig.heads) end,
         flops = { 4 * pairs_ * Q, 10 * pairs_ * Q }, bytes = { w * 2 * T * (Q + KV), w * 4 * T * (Q + KV) } }
   memory("rmsnorm", 2, { "x" }, function(x) return nn.rmsnorm(x, plain.input_layernorm, c.eps) end, T * C, 2, 3)
   local norm = plain.self_attn.q_norm
@@ -172,13 +174,14 @@ local function ops_of(rig)
   memory("rope k", 1, { "k" }, function(k) return bs.op.rope(k, rig.rope, KV // D) end, T * KV, 2, 2)
   memory("glu", 1, { "gate", "up" }, function(g, u) return nn.glu(g, u, c.act) end, T * I, 3, 5)
   memory("add", 2, { "x", "x" }, function(a, b) return a + b end, T * C, 3)
-  local flops = { 0.0, 0.0 }
+  -- A backward visit runs the layer again, but for its last product.
+  local flops = { 0.0, -2.0 * T * I * C }
   for _, op in ipairs(list) do
-    for way, n in ipairs(op.flops) do flops[way] = flops[way] + op.count * n end
+    flops[1], flops[2] = flops[1] + op.count * op.flops[1], flops[2] + op.count * (op.flops[1] + (op.flops[2] or 0))
   end
   local ctx = { micro = 0, layer = 0, attend = bs.op.attention,
                 rope = function(x, heads) return bs.op.rope(x, rig.rope, heads) end }
-  add { name = "layer", kind = "layer", count = 0, inputs = { "x" },
+  add { name = "layer", kind = "layer", count = 0, inputs = { "x" }, gradient = "x",
         fn = function(x) return rig.m.family.layer(c, with, x, ctx) end, flops = flops, bytes = { 0.0, 0.0 } }
   return list
 end
@@ -195,8 +198,7 @@ local function apply(rig, op, pass)
       x[k] = rig.store:get(rig.key[name], 0)
       if pass ~= "plain" then x[k]:want_grad() end
     end
-    local y = op.fn(table.unpack(x))
-    out[i] = { y, y } -- any tensor of that shape can be the gradient
+    out[i] = { op.fn(table.unpack(x)), rig.store:get(rig.key[op.gradient], 0) }
   end
   if pass == "backward" then scope:backward(out) end
   return #out
@@ -272,7 +274,9 @@ local function report(list, rates)
     line(op.name, "forward", r.forward)
     if t.backward then
       local times = {}
-      for i, both in ipairs(t.backward) do times[i] = math.max(both - t.tape[i], 1e-9) end
+      for i, both in ipairs(t.backward) do
+        times[i] = op.kind == "layer" and both or math.max(both - t.tape[i], 1e-9)
+      end
       local issues = { median(op.issue.backward) - median(op.issue.tape) }
       r.backward = summary(times, issues, op.flops[2], op.bytes[2], rates)
       r.tape, r.tape_and_backward = t.tape, t.backward
@@ -283,16 +287,17 @@ local function report(list, rates)
   return out
 end
 
--- Where the time of a layer goes, by the times of its parts.
-local function shares(list, way)
-  local sum, whole = { gemm = 0, attention = 0, elementwise = 0 }, nil
+-- Where the time of a forward layer goes, by the times of its parts.
+local function shares(list)
+  local sum = { gemm = 0, attention = 0, elementwise = 0 }
   for _, r in ipairs(list) do
-    local s = r[way]
-    if s and r.kind == "layer" then whole = s.median elseif s then sum[r.kind] = sum[r.kind] + r.count * s.median end
+    if r.kind == "layer" then sum.layer = r.forward.median
+    else sum[r.kind] = sum[r.kind] + r.count * r.forward.median end
   end
-  sum.layer, sum.rest = whole, whole - sum.gemm - sum.attention - sum.elementwise
-  say("  layer %s %.3f ms: products %.1f %%, attention %.1f %%, elementwise %.1f %%, rest %.1f %%", way, whole * 1e3,
-    100 * sum.gemm / whole, 100 * sum.attention / whole, 100 * sum.elementwise / whole, 100 * sum.rest / whole)
+  sum.rest = sum.layer - sum.gemm - sum.attention - sum.elementwise
+  say("  a layer, forward: products %.1f %%, attention %.1f %%, elementwise %.1f %%, rest %.1f %%",
+    100 * sum.gemm / sum.layer, 100 * sum.attention / sum.layer, 100 * sum.elementwise / sum.layer,
+    100 * sum.rest / sum.layer)
   return sum
 end
 
@@ -343,7 +348,7 @@ local function run_case(device, folder, tokens, rates)
   measure(rig, list)
   local r = { tokens = tokens, rows = cfg.rows, dtype = rig.m.compute, device_copy = rates.device_copy,
               ops = report(list, rates) }
-  r.forward, r.backward = shares(r.ops, "forward"), shares(r.ops, "backward")
+  r.shares = shares(r.ops)
   table.insert(r.ops, adamw(rig, rates))
   table.insert(r.ops, head_tile(rig, rates))
   close_rig(rig)
