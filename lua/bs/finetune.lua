@@ -159,13 +159,20 @@ local function tell_end(cfg, j, result)
   if result.interrupted and result.saved then say("to train on from here: adapter=%s", cfg.out) end
 end
 
+-- The process before the job. What a device loads (BLAS, a driver) is part of it; that there is none the job tells.
+local function process_bytes(cfg)
+  local ok, device = pcall(bs.device.open, cfg.device, {})
+  if ok then device:close() end
+  return (bs.rss())
+end
+
 --- Run a recipe: {file, model = name of its folder, hub = where it comes from, defaults = {name = value}}.
 -- Returns what run.train does.
 function finetune.main(words, recipe)
   local cfg, given = read_settings(words, recipe)
   check_files(cfg)
   if cfg.model == "" then cfg.model = find_model(recipe) end
-  local process = bs.rss()
+  local process = process_bytes(cfg)
   local j <close> = open_job(cfg, given)
   tell_job(cfg, j)
   local text = row_formats.text(cfg.model, j.model.family.chat)
