@@ -47,6 +47,7 @@ fi
 if [ "$part" = ram ] || [ "$part" = all ]; then
   stream ram 120 "${big[@]}" tokens=128,2048 home=ram
   stream 8192 90 "${big[@]}" tokens=8192 home=ram boundaries=host profile=true
+  stream kept 60 "${big[@]}" tokens=8192 home=gpu keep=18
   stream infer 60 "${big[@]}" tokens=128 home=ram mode=infer
   stream 4x2048 80 "${big[@]}" tokens=2048 micros=4 home=ram profile=true
   stream 16x2048 120 "${big[@]}" tokens=2048 rows=2 micros=8 home=ram boundaries=host profile=true limit=80

@@ -38,6 +38,7 @@ local cfg = args.parse(arg, {
   dev_slots = { 0, "device slots; 0: the plan's choice", 0 },
   host_slots = { 0, "staging slots; 0: the plan's choice for disk, else 1", 0 },
   boundaries = { "auto", "where layer inputs are kept", { "auto", "device", "host" } },
+  keep = { 0, "upper layers whose activations are kept; the same in the resident step", 0 },
   steps = { 5, "measured steps of a case, after two that are not", 1 },
   head = { false, "with the final norm and the head's loss; without: the layers alone" },
   vocab = { -1, "rows of the vocabulary; 0: the shape's own, -1: the shape's own with head, else 4096", -1 },
@@ -68,7 +69,7 @@ local function open_job(folder, c)
   local o = {
     model = folder, device = cfg.device, dtype = cfg.dtype, stack = not cfg.head, home = c.home,
     micro_tokens = math.max(c.tokens * cfg.rows, cfg.micro_tokens), rows = cfg.rows, micros = c.micros,
-    boundaries = cfg.boundaries, io = { no_direct = not cfg.direct },
+    boundaries = cfg.boundaries, keep = c.mode == "train" and cfg.keep or nil, io = { no_direct = not cfg.direct },
     lora = { r = cfg.r, targets = { "q_proj", "k_proj", "v_proj", "o_proj" }, top_fraction = cfg.top_fraction },
   }
   if c.mode ~= "train" then o.trainable, o.lora = "none", nil end

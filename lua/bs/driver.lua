@@ -75,26 +75,44 @@ end
 
 handler[K.forward] = function(job, run, v)
   local fam, c, w, h = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys.h
+  local keep = run.train and v.layer >= job.keep_from
   for j = 0, run.micros - 1 do
-    local scope <close>, ctx = enter(job, run, v, j, false)
-    local y = fam.layer(c, w, job.store:get(h[v.layer], j), ctx)
+    local scope <close>, ctx = enter(job, run, v, j, keep)
+    local x = job.store:get(h[v.layer], j)
+    if keep and run.input_gradient(v.layer) then x:want_grad() end
+    local y = fam.layer(c, w, x, ctx)
     remember(run, v.layer .. "/" .. j, scope)
     job.store:put(h[v.layer + 1], j, y)
+    if keep then run.kept[v.layer .. "/" .. j] = scope:keep(x, y) end
   end
   observe(run, job, "hidden", v.layer + 1)
 end
 
+-- The layer once more with a tape, for its backward pass: its input and its output.
+local function recompute(job, run, v, j, scope)
+  local x = job.store:get(job.keys.h[v.layer], j)
+  if run.input_gradient(v.layer) then x:want_grad() end
+  local y = job.model.family.layer(job.model.config, job.weights.layers[v.layer].mix, x, run.contexts[j])
+  compare(run, v.layer .. "/" .. j, scope, v)
+  return x, y
+end
+
+-- The scope of a layer's backward pass; with the input and the output where the forward visit has kept it.
+local function enter_backward(job, run, v, j)
+  local key = v.layer .. "/" .. j
+  local kept = run.kept[key]
+  if not kept then return (enter(job, run, v, j, true)) end
+  run.kept[key] = nil
+  return kept:resume()
+end
+
 handler[K.backward] = function(job, run, v)
-  local fam, c, w, keys = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys
+  local keys = job.keys
   for j = 0, run.micros - 1 do
-    local scope <close>, ctx = enter(job, run, v, j, true)
-    local x = job.store:get(keys.h[v.layer], j)
-    local want = run.input_gradient(v.layer)
-    if want then x:want_grad() end
-    local y = fam.layer(c, w, x, ctx)
-    compare(run, v.layer .. "/" .. j, scope, v)
+    local scope <close>, x, y = enter_backward(job, run, v, j)
+    if not x then x, y = recompute(job, run, v, j, scope) end
     scope:backward { { y, job.store:get(keys.g, j) } }
-    if want then job.store:put(keys.g, j, x:grad()) end
+    if run.input_gradient(v.layer) then job.store:put(keys.g, j, x:grad()) end
   end
 end
 
@@ -255,7 +273,7 @@ end
 --- Run one pushed segment of n visits. run: {micros, count (labelled tokens), train, step, head_mode,
 -- lowest, input_gradient(layer) -> bool, observe, ahead = fn called before the last visits}.
 function driver.segment(job, run, n)
-  run.hashes, run.contexts = {}, {}
+  run.hashes, run.contexts, run.kept = {}, {}, {}
   if not job.model.embed then gather_embeddings(job, run) end
   for i = 1, n do
     local v = job.stream:next()

@@ -188,7 +188,7 @@ bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy)
 static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_tensor *g)
 {
     char a[BSI_SHAPE_TEXT], b[BSI_SHAPE_TEXT];
-    BSI_TRY(bsi_tensor_check(y, "backward"));
+    BSI_TRY(bsi_tensor_here(y, "backward"));
     BSI_TRY(bsi_tensor_check(g, "backward"));
     if (y->space != s || g->space != s)
         return bsi_fail(BS_ARG, "backward: a tensor belongs to another engine");
@@ -225,6 +225,13 @@ static void free_unread(bsi_space *s)
     }
 }
 
+bs_status bsi_tape_settle(bsi_space *s)
+{
+    BSI_TRY(ready_saved(s));
+    free_unread(s);
+    return BS_OK;
+}
+
 static bs_status run_node(bsi_space *s, const bsi_node *node)
 {
     bsi_value *dy = node->out->grad;
@@ -251,13 +258,12 @@ bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tenso
                         s->tape ? "has run it already" : "records no tape");
     for (int i = 0; i < n; i++)
         BSI_TRY(check_pair(s, out[i], grad[i]));
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         BSI_TRY(bsi_value_ready(s, grad[i]->value));
-    BSI_TRY(ready_saved(s));
-    s->walked = true;
-    for (int i = 0; i < n; i++)
         grad[i]->value->uses++;
-    free_unread(s);
+    }
+    BSI_TRY(bsi_tape_settle(s));
+    s->walked = true;
     for (int i = 0; i < n; i++) {
         if (out[i]->value->wanted)
             BSI_TRY(deposit(s, out[i]->value, grad[i]->value));

@@ -125,7 +125,7 @@ int64_t bsi_tensor_row(const bs_tensor *t)
     return n;
 }
 
-bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
+bs_status bsi_tensor_here(const bs_tensor *t, const char *what)
 {
     if (!t->value)
         return bsi_fail(
@@ -133,6 +133,12 @@ bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
             "%s: tensor of scope '%s' is used after its scope ended; copy what must live on "
             "with store:put",
             what, t->label->text);
+    return BS_OK;
+}
+
+bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
+{
+    BSI_TRY(bsi_tensor_here(t, what));
     if (t->value->freed)
         return bsi_fail(BS_STATE, "%s: tensor of scope '%s' is used after the backward pass freed it",
                         what, t->label->text);

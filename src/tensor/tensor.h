@@ -109,6 +109,7 @@ struct bsi_space { /* e->tensors: the open scope and the free lists */
     uint64_t hash;
     bsi_label *label;
     bsi_link *tensors, *values, *nodes; /* of the open scope, newest first */
+    struct bs_kept *kept;               /* scopes set aside */
     bsi_link *idle[BSI_RECORD_COUNT];
 
     /* Tensors whose copy is in the expand region: valid for one block of one visit. */
@@ -125,6 +126,8 @@ bs_status bsi_space_get(bs_engine *e, bsi_space **out);
 /* A zeroed record; NULL: no memory, already reported. */
 void *bsi_record_take(bsi_space *s, bsi_record kind);
 void bsi_record_give(bsi_space *s, bsi_record kind, void *record);
+/* Before a scope is set aside or walked: computes what rules read, frees what none of them does. */
+bs_status bsi_tape_settle(bsi_space *s);
 /* The open scope of an engine, or BS_STATE. */
 bs_status bsi_scope_get(bs_engine *e, const char *what, bsi_space **out);
 /* The micro-batch of the scope; BS_STATE without one, BS_SHAPE when x does not hold a row per token. */
@@ -156,7 +159,8 @@ bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t cap
 bs_status bsi_tensor_late(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity,
                           bs_tensor **out);
 int64_t bsi_tensor_row(const bs_tensor *t); /* elements of one row: product of all dims but the first */
-/* BS_STATE with the reason unless its bytes can be used. */
+/* BS_STATE with the reason unless its scope is open; unless its bytes can be used, too. */
+bs_status bsi_tensor_here(const bs_tensor *t, const char *what);
 bs_status bsi_tensor_check(const bs_tensor *t, const char *what);
 /* "[7 64]"; returns text. */
 enum { BSI_SHAPE_TEXT = 96 };
