@@ -168,7 +168,7 @@ local function complete(job, choice, lists)
     return info.payload, info.raw_bytes
   end
   choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program, choice.keep),
-    choice.host_slots, job.cfg.rates or sim.rates)
+    choice.host_slots, job.cfg.rates or sim.rates[job.cfg.device:match("cuda") and "gpu" or "cpu"])
   return choice
 end
 
@@ -219,6 +219,15 @@ local function keep_more(job, best)
   return chosen
 end
 
+-- Is a better than b? Of two that take the same time, the one that reads less, then the one that copies less: rates
+-- are only about known. Where embedding rows live is decided by the order of the candidates.
+local function better(a, b)
+  if not b or a.seconds < b.seconds * 0.999 then return true end
+  if a.seconds > b.seconds * 1.001 or a.rows ~= b.rows then return false end
+  if a.busy.disk ~= b.busy.disk then return a.busy.disk < b.busy.disk end
+  return a.busy.link < b.busy.link
+end
+
 --- Choose. Returns the choice {homes, dev_slots, host_slots,
 -- boundaries, rows, keep, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
 -- the smallest that does.
@@ -227,7 +236,7 @@ function plan.choose(job)
   for _, c in ipairs(candidates(job)) do
     local done, dev, host = complete(job, c, c.lists)
     if done then
-      if not best or done.seconds < best.seconds * 0.999 then best = done end
+      if better(done, best) then best = done end
     else
       least_dev = math.min(least_dev or dev, dev)
       least_host = math.min(least_host or host, host)

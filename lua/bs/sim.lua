@@ -5,7 +5,9 @@ local sim = {}
 
 --- Defaults until rates are measured on the machine; they are arguments so that a plan never depends on
 -- the day.
-sim.rates = { disk = 2e9, link = 25e9, flops = 2e11 }
+sim.rates = {
+  cpu = { disk = 2e9, link = 25e9, flops = 2e11 }, gpu = { disk = 2e9, link = 25e9, flops = 2e14 },
+}
 
 --- Time of one steady step.
 -- transfers: plan:transfers(true). size(block) -> payload bytes, raw bytes. work: FLOPs of each visit.
