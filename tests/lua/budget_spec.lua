@@ -85,9 +85,9 @@ describe("budgets", function()
     local reads = half.plan:bytes(true).disk_read
     assert.is_true(reads > 0 and reads < streamed.plan:bytes(true).disk_read)
     local micro = { tiny.micro(1, VOCAB, { 9, 11 }, 2) }
-    for _ = 1, 2 do half:step(micro, { lr = 1e-2, next = true }) end
+    for _ = 1, 2 do half:step(micro, { lr = 1e-2 }) end
     local before = half.stream:stats().disk_read
-    half:step(micro, { lr = 1e-2, next = true })
+    half:step(micro, { lr = 1e-2 })
     assert.equal(reads, half.stream:stats().disk_read - before)
   end)
 end)
