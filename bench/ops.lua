@@ -7,9 +7,9 @@
 -- Ops are issued as training does, through bs.op and the model's linears, inside scopes of a visit. A sample is
 -- wall time over many applications that follow each other on the device without a wait, at least `sample` seconds
 -- of them, and one wait at the end: what is neither hidden behind the device nor part of the op is below 2 % of it.
--- Where the host could not issue them as fast as the device ran them, the line says so. Samples of different ops
--- alternate. A backward time is that of a scope with tape and backward pass less that of one without the pass; that of
--- the whole layer is of both, a backward visit.
+-- Where the host could not issue them as fast as the device ran them, the time is that between events around each
+-- launch, and the line says so. Samples of different ops alternate. A backward time is that of a scope with tape and
+-- backward pass less that of one without the pass; that of the whole layer is of both, a backward visit.
 --
 -- FLOPs: 2 for each multiply-add of a product; attention counts the pairs that are not masked, 4 a pair and channel
 -- forward, 10 backward (five products). Bytes: every operand once. Shares are of the rate of a product of
@@ -60,7 +60,7 @@ local function open_rig(device, folder, T)
   local m = model.open(folder, { compute = device:props().bf16 and cfg.dtype or "f32" })
   local c, homes, list, keys = m.config, {}, program.walk(m), {}
   for b = 0, m.n_blocks - 1 do homes[b] = "gpu" end
-  local rig = { m = m, c = c, T = T, w = m.compute == "bf16" and 2 or 4, key = {} }
+  local rig = { device = device, m = m, c = c, T = T, w = m.compute == "bf16" and 2 or 4, key = {} }
   rig.plan = bs.plan.new { manifest = m.manifest, homes = homes, dev_slots = 1, host_slots = 1, program = list }
   rig.engine = bs.engine.open {
     device = device, compute = m.compute, pool_bytes = args.size(cfg.pool), expand_bytes = m.expand_bytes,
@@ -222,13 +222,26 @@ local function calls(rig, issue)
   return math.max(1, math.ceil(cfg.sample / (t * issue())))
 end
 
+-- Seconds of one application between events around its launches.
+local function device_time(rig, issue)
+  local sum, count = 0, 0
+  rig.engine:wait()
+  rig.device:profile(true)
+  for _ = 1, 5 do count = count + issue() end
+  rig.engine:wait()
+  for _, row in ipairs(rig.device:profile()) do sum = sum + row.seconds end
+  rig.device:profile(false)
+  return sum / count
+end
+
 local function measure(rig, list)
   local passes = { "plain", "tape", "backward" }
   for _, op in ipairs(list) do
-    op.n, op.time, op.issue = {}, {}, {}
+    op.n, op.time, op.issue, op.device = {}, {}, {}, {}
     for _, pass in ipairs(passes) do
       if pass == "plain" or op.flops[2] then
         op.n[pass] = calls(rig, function() return apply(rig, op, pass) end)
+        op.device[pass] = device_time(rig, function() return apply(rig, op, pass) end)
         op.time[pass], op.issue[pass] = {}, {}
       end
     end
@@ -246,39 +259,41 @@ end
 local function series(rig, issue)
   local n, times, issues = calls(rig, issue), {}, {}
   for i = 1, cfg.rounds do times[i], issues[i] = sample(rig, issue, n) end
-  return times, issues
+  return times, median(issues), device_time(rig, issue)
 end
 
 -- ---- results ---------------------------------------------------------------------------------------------------
 
-local function summary(times, issues, flops, bytes, rates)
-  local t, least = median(times), math.min(table.unpack(times))
-  return {
-    median = t, min = least, samples = times, flops = flops, bytes = bytes, issue = median(issues),
-    tflops = flops / t / 1e12, gbps = bytes / t / 1e9, gemm_share = rates.gemm and flops / t / rates.gemm,
-    copy_share = bytes / t / rates.device_copy, host_bound = median(issues) > 0.9 * t,
-  }
+local function summary(times, issue, device, flops, bytes, rates)
+  local r = { median = median(times), min = math.min(table.unpack(times)), samples = times, flops = flops, bytes = bytes,
+              issue = issue, device = device }
+  r.host_bound = issue > 0.9 * r.median and device > 0
+  r.seconds = r.host_bound and device or r.median
+  r.tflops, r.gbps = flops / r.seconds / 1e12, bytes / r.seconds / 1e9
+  r.gemm_share, r.copy_share = rates.gemm and flops / r.seconds / rates.gemm, r.gbps * 1e9 / rates.device_copy
+  return r
 end
 
 local function line(name, way, s)
-  say("  %-13s %-8s %9.1f us (least %9.1f)  %7.1f TFLOP/s %5.1f %%  %7.0f GB/s %5.1f %%%s", name, way, s.median * 1e6,
-    s.min * 1e6, s.tflops, 100 * (s.gemm_share or 0), s.gbps, 100 * s.copy_share,
-    s.host_bound and "  (as fast as it is issued)" or "")
+  say("  %-13s %-8s %9.1f us (least %9.1f)  %7.1f TFLOP/s %5.1f %%  %7.0f GB/s %5.1f %%%s", name, way,
+    s.seconds * 1e6, s.min * 1e6, s.tflops, 100 * (s.gemm_share or 0), s.gbps, 100 * s.copy_share,
+    s.host_bound and ("  (by events; issued every %.1f)"):format(s.issue * 1e6) or "")
 end
 
 local function report(list, rates)
   local out = {}
   for _, op in ipairs(list) do
     local t, r = op.time, { name = op.name, kind = op.kind, count = op.count }
-    r.forward = summary(t.plain, op.issue.plain, op.flops[1], op.bytes[1], rates)
+    r.forward = summary(t.plain, median(op.issue.plain), op.device.plain, op.flops[1], op.bytes[1], rates)
     line(op.name, "forward", r.forward)
     if t.backward then
       local times = {}
       for i, both in ipairs(t.backward) do
         times[i] = op.kind == "layer" and both or math.max(both - t.tape[i], 1e-9)
       end
-      local issues = { median(op.issue.backward) - median(op.issue.tape) }
-      r.backward = summary(times, issues, op.flops[2], op.bytes[2], rates)
+      local device = op.kind == "layer" and op.device.backward or op.device.backward - op.device.tape
+      r.backward = summary(times, median(op.issue.backward) - median(op.issue.tape), device, op.flops[2], op.bytes[2],
+        rates)
       r.tape, r.tape_and_backward = t.tape, t.backward
       line(op.name, "backward", r.backward)
     end
@@ -291,8 +306,8 @@ end
 local function shares(list)
   local sum = { gemm = 0, attention = 0, elementwise = 0 }
   for _, r in ipairs(list) do
-    if r.kind == "layer" then sum.layer = r.forward.median
-    else sum[r.kind] = sum[r.kind] + r.count * r.forward.median end
+    if r.kind == "layer" then sum.layer = r.forward.seconds
+    else sum[r.kind] = sum[r.kind] + r.count * r.forward.seconds end
   end
   sum.rest = sum.layer - sum.gemm - sum.attention - sum.elementwise
   say("  a layer, forward: products %.1f %%, attention %.1f %%, elementwise %.1f %%, rest %.1f %%",
@@ -306,27 +321,27 @@ local function head_tile(rig, rates)
   local m, C = rig.m, rig.c.channels
   local tile, weight, V = m.tiles[1], rig.lora.tiles[1].weight, m.tiles[1].n
   while rig.stream:next().block ~= tile.block do rig.engine:wait() end
-  local times, issues = series(rig, function()
+  local times, issued, device = series(rig, function()
     local _ <close> = scope_of(rig, false)
     rig.head:begin("train", rig.batch:labelled(0))
     rig.head:put(0, bs.op.labelled(rig.store:get(rig.key.x, 0)))
     rig.head:tile(0, weight, tile.first)
     return 1
   end)
-  local s = summary(times, issues, 4.0 * rig.T * V * C, rig.w * (V + rig.T) * C + 8.0 * rig.T * C, rates)
+  local s = summary(times, issued, device, 4.0 * rig.T * V * C, rig.w * (V + rig.T) * C + 8.0 * rig.T * C, rates)
   line("head tile", V .. " rows", s)
   return { name = "head tile", kind = "head", rows = V, forward = s }
 end
 
 local function adamw(rig, rates)
   local o, step = { lr = 1e-4, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, clip = 1.0 }, 0
-  local times, issues = series(rig, function()
+  local times, issued, device = series(rig, function()
     step = step + 1
     o.step = step
     rig.params:apply(o, 1.0)
     return 1
   end)
-  local s = summary(times, issues, 0.0, rig.trained * (28.0 + rig.w), rates)
+  local s = summary(times, issued, device, 0.0, rig.trained * (28.0 + rig.w), rates)
   line("adamw", ("%.2f M"):format(rig.trained / 1e6), s)
   return { name = "adamw", kind = "optimizer", elements = rig.trained, forward = s }
 end
