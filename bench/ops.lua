@@ -265,8 +265,8 @@ end
 -- ---- results ---------------------------------------------------------------------------------------------------
 
 local function summary(times, issue, device, flops, bytes, rates)
-  local r = { median = median(times), min = math.min(table.unpack(times)), samples = times, flops = flops, bytes = bytes,
-              issue = issue, device = device }
+  local r = { median = median(times), min = math.min(table.unpack(times)), samples = times, flops = flops,
+              bytes = bytes, issue = issue, device = device }
   r.host_bound = issue > 0.9 * r.median and device > 0
   r.seconds = r.host_bound and device or r.median
   r.tflops, r.gbps = flops / r.seconds / 1e12, bytes / r.seconds / 1e9
