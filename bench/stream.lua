@@ -260,6 +260,16 @@ local function floor_of(per, planned, rates, resident)
   return edges, name
 end
 
+-- What the plan's simulation says of the step with the rates of this run, where products run as fast as in the
+-- resident step.
+local function roof_of(j, rates, resident)
+  local r = { disk = rates.disk or 1e9, link = rates.h2d, flops = 1 }
+  if not (rates.h2d and resident) then return nil end
+  local _, busy = plan.simulate(j, j.choice, j.plan, r)
+  r.flops = busy.compute / resident
+  return (plan.simulate(j, j.choice, j.plan, r))
+end
+
 local function report(c, r)
   local per, step = r.per_step, r.median
   local ms = {}
@@ -277,6 +287,7 @@ local function report(c, r)
   if c.micros > 1 and r.resident_micro then
     say("  %d x the resident step of one micro-batch: %.2f ms", c.micros, c.micros * r.resident_micro * 1e3)
   end
+  if r.roof then say("  simulated with these rates: %.2f ms", r.roof * 1e3) end
   say("  waited for disk %.1f ms, pinned %.1f, copies %.1f, compute %.1f; opened in %.2f s, first step %.2f s",
     per.stall_disk * 1e3, per.stall_pinned * 1e3, per.stall_copy * 1e3, per.stall_compute * 1e3, r.opened, r.first)
   say("  %s", r.plan)
@@ -306,7 +317,7 @@ local function run_case(folder, c, rates, steps)
     r.overlap = 1 - (r.median - resident) / (r.per_step.link / rates.h2d)
   end
   r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
-  r.plan, r.ram = plan.describe(j, j.choice), j.cfg.ram
+  r.plan, r.ram, r.roof = plan.describe(j, j.choice), j.cfg.ram, roof_of(j, rates, resident)
   if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
   return r

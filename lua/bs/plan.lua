@@ -146,6 +146,16 @@ local function other_bytes(job, choice)
   return dry.other + store_dev + dry.arena, store_host + rows_host + STAGING + batch_host
 end
 
+--- Seconds of a steady step of a choice with its bs.plan, and busy seconds by part: rates are {disk, link} in bytes/s
+-- and flops.
+function plan.simulate(job, choice, p, rates)
+  local function size(b)
+    local info = job.model.manifest:block_info(b)
+    return info.payload, info.raw_bytes
+  end
+  return sim.step(p:transfers(true), size, work_of(job, job.program, choice.keep), choice.host_slots, rates)
+end
+
 -- One candidate made complete, or nil and the least budgets that it would need.
 local function complete(job, choice, lists)
   local cfg = job.cfg
@@ -162,13 +172,8 @@ local function complete(job, choice, lists)
   if choice.peak > cfg.vram or choice.host > cfg.ram then
     return nil, choice.peak, choice.host
   end
-  local m = job.model
-  local function size(b)
-    local info = m.manifest:block_info(b)
-    return info.payload, info.raw_bytes
-  end
-  choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program, choice.keep),
-    choice.host_slots, job.cfg.rates or sim.rates[job.cfg.device:match("cuda") and "gpu" or "cpu"])
+  choice.seconds, choice.busy = plan.simulate(job, choice, p,
+    job.cfg.rates or sim.rates[job.cfg.device:match("cuda") and "gpu" or "cpu"])
   return choice
 end
 
