@@ -96,7 +96,7 @@ describe("bench/figures.sh", function()
     assert.is_true(code == 0 or code == 1, log) -- the bounds are those of a GPU
     assert.matches("ram infer T=128 x1: link bytes off the plan +0 bytes  <= 0  ok", log)
     local r = bs.json.decode(slurp(tmp .. "/figures/figures.json"))
-    assert.equal(4, #r.figures)
+    assert.equal(5, #r.figures)
     assert.equal(code, r.missed == 0 and 0 or 1)
   end)
 
