@@ -165,13 +165,14 @@ local function ops_of(rig)
         gradient = "q", fn = function(q, k, v) return bs.op.attention(q, k, v, rig.heads) end,
         flops = { 4 * pairs_ * Q, 10 * pairs_ * Q }, bytes = { w * 2 * T * (Q + KV), w * 4 * T * (Q + KV) } }
   memory("rmsnorm", 2, { "x" }, function(x) return nn.rmsnorm(x, plain.input_layernorm, c.eps) end, T * C, 2, 3)
-  local norm = plain.self_attn.q_norm
-  if norm then
-    memory("q_norm", 1, { "q" }, function(q) return nn.rmsnorm(q, norm, c.eps) end, T * Q, 2, 3)
-    memory("k_norm", 1, { "k" }, function(k) return nn.rmsnorm(k, norm, c.eps) end, T * KV, 2, 3)
+  local q_norm, k_norm = plain.self_attn.q_norm, plain.self_attn.k_norm
+  local function rotate(x, w, heads)
+    if w then return bs.op.norm_rope(x, w, c.eps, false, rig.rope, heads) end
+    return bs.op.rope(x, rig.rope, heads)
   end
-  memory("rope q", 1, { "q" }, function(q) return bs.op.rope(q, rig.rope, Q // D) end, T * Q, 2, 2)
-  memory("rope k", 1, { "k" }, function(k) return bs.op.rope(k, rig.rope, KV // D) end, T * KV, 2, 2)
+  local rope = q_norm and "norm+rope" or "rope"
+  memory(rope .. " q", 1, { "q" }, function(q) return rotate(q, q_norm, c.heads) end, T * Q, 2, q_norm and 3 or 2)
+  memory(rope .. " k", 1, { "k" }, function(k) return rotate(k, k_norm, c.kv_heads) end, T * KV, 2, k_norm and 3 or 2)
   memory("glu", 1, { "gate", "up" }, function(g, u) return nn.glu(g, u, c.act) end, T * I, 3, 5)
   memory("add", 2, { "x", "x" }, function(a, b) return a + b end, T * C, 3)
   -- A backward visit runs the layer again, but for its last product.
@@ -179,8 +180,11 @@ local function ops_of(rig)
   for _, op in ipairs(list) do
     flops[1], flops[2] = flops[1] + op.count * op.flops[1], flops[2] + op.count * (op.flops[1] + (op.flops[2] or 0))
   end
-  local ctx = { micro = 0, layer = 0, attend = bs.op.attention,
-                rope = function(x, heads) return bs.op.rope(x, rig.rope, heads) end }
+  local ctx = {
+    micro = 0, layer = 0, attend = bs.op.attention,
+    rope = function(x, heads) return bs.op.rope(x, rig.rope, heads) end,
+    norm_rope = function(x, w, eps, heads) return bs.op.norm_rope(x, w, eps, false, rig.rope, heads) end,
+  }
   add { name = "layer", kind = "layer", count = 0, inputs = { "x" }, gradient = "x",
         fn = function(x) return rig.m.family.layer(c, with, x, ctx) end, flops = flops, bytes = { 0.0, 0.0 } }
   return list
