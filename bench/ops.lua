@@ -137,7 +137,7 @@ end
 local function ops_of(rig)
   local c, T, w = rig.c, rig.T, rig.w
   local plain, with = rig.plain.layers[0].mix, rig.lora.layers[0].mix
-  local D, Q, KV, C, I, list = c.head_dim, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.channels, c.hidden, {}
+  local Q, KV, C, I, list = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.channels, c.hidden, {}
   local function add(op) list[#list + 1] = op end
   local function linear(name, input, gradient, part, inn, out, lora_too)
     local product, bytes, r = 2.0 * T * inn * out, w * (T * inn + inn * out + T * out), cfg.r
@@ -166,8 +166,8 @@ local function ops_of(rig)
         flops = { 4 * pairs_ * Q, 10 * pairs_ * Q }, bytes = { w * 2 * T * (Q + KV), w * 4 * T * (Q + KV) } }
   memory("rmsnorm", 2, { "x" }, function(x) return nn.rmsnorm(x, plain.input_layernorm, c.eps) end, T * C, 2, 3)
   local q_norm, k_norm = plain.self_attn.q_norm, plain.self_attn.k_norm
-  local function rotate(x, w, heads)
-    if w then return bs.op.norm_rope(x, w, c.eps, false, rig.rope, heads) end
+  local function rotate(x, norm, heads)
+    if norm then return bs.op.norm_rope(x, norm, c.eps, false, rig.rope, heads) end
     return bs.op.rope(x, rig.rope, heads)
   end
   local rope = q_norm and "norm+rope" or "rope"
@@ -183,7 +183,7 @@ local function ops_of(rig)
   local ctx = {
     micro = 0, layer = 0, attend = bs.op.attention,
     rope = function(x, heads) return bs.op.rope(x, rig.rope, heads) end,
-    norm_rope = function(x, w, eps, heads) return bs.op.norm_rope(x, w, eps, false, rig.rope, heads) end,
+    norm_rope = function(x, norm, eps, heads) return bs.op.norm_rope(x, norm, eps, false, rig.rope, heads) end,
   }
   add { name = "layer", kind = "layer", count = 0, inputs = { "x" }, gradient = "x",
         fn = function(x) return rig.m.family.layer(c, with, x, ctx) end, flops = flops, bytes = { 0.0, 0.0 } }

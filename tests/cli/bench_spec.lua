@@ -78,7 +78,7 @@ describe("bench/ops.lua", function()
       assert.equal(1, #op.forward.samples, op.name)
       assert.is_true(op.forward.median > 0, op.name)
     end
-    for _, name in ipairs { "q_proj", "q_proj+lora", "down_proj", "attention", "rmsnorm", "norm+rope q", "glu", "layer" } do
+    for _, name in ipairs { "q_proj", "q_proj+lora", "down_proj", "attention", "rmsnorm", "norm+rope q", "layer" } do
       assert.is_true(seen[name].backward.median > 0, name)
     end
     assert.equal(2.0 * 16 * 256 * 512, seen.gate_proj.forward.flops)
