@@ -43,7 +43,7 @@ local function cases(name, bounds)
       line(("%s / floor (%s)"):format(title, c.floor_edge), c.ratio, "", "<=", b.ratio)
     end
     line(title .. " step", c.median * 1e3, "ms", b.ms and "<=", b.ms)
-    if c.roof then line(title .. " / the plan's simulation", c.median / c.roof, "", b.roof and "<=", b.roof) end
+    line(title .. " / the plan's simulation", c.median / c.simulated, "", b.roof and "<=", b.roof)
     if b.gib then line(title .. " pool", gib(c.peak), "GiB", "<=", b.gib) end
     as_planned(title, c)
     for _, part in ipairs(c.profile and { "GEMM", "attention", "elementwise", "waiting" } or {}) do

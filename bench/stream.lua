@@ -15,6 +15,7 @@ local driver = require "bs.driver"
 local family = require "bs.family"
 local job = require "bs.job"
 local machine = require "machine"
+local memory = require("bs.measure").memory
 local model = require "bs.model"
 local plan = require "bs.plan"
 local random_checkpoint = require "random_checkpoint"
@@ -186,9 +187,8 @@ local function key_of(c, micros) return ("%s/%d/%d"):format(c.mode, c.tokens, mi
 
 local function largest(list) return math.max(table.unpack(list)) end
 
--- Median step with every block on the device, by key_of; empty when the model does not fit.
-local function resident_steps(folder, cases, raw)
-  local times = {}
+-- Steps with every block on the device, by key_of, into `found`; none when the model does not fit.
+local function resident_steps(folder, cases, found)
   local ok, err = pcall(function()
     local opened = bs.now()
     local device <close> = bs.device.open(cfg.device, {})
@@ -201,9 +201,12 @@ local function resident_steps(folder, cases, raw)
     })
     local function once(c, micros)
       local key = key_of(c, micros)
-      if times[key] or c.mode == "empty" or elapsed() > cfg.limit then return end
+      if found[key] or c.mode == "empty" or elapsed() > cfg.limit then return end
       local m = measure(j, c, micros)
-      times[key], raw[key] = m.median, m
+      found[key] = m
+      local _, work = plan.work(j, c.mode == "infer" and j.walk_program or j.program,
+        c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * micros)
+      m.flops = work / m.median
       if cfg.profile then m.profile = shares(j, c) end
       say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
         cfg.rows * micros, m.median * 1e3, c.tokens * cfg.rows * micros / m.median, m.per_step.launches,
@@ -216,7 +219,6 @@ local function resident_steps(folder, cases, raw)
     say("resident: pool peak %s; %.1f s in all", gib(j.engine:stats().peak_bytes), bs.now() - opened)
   end)
   if not ok then say("resident: not measured: %s", (tostring(err):match("^[^\n]*"))) end
-  return times
 end
 
 -- What Lua and C cost by themselves: the same program on a device that executes nothing.
@@ -260,16 +262,6 @@ local function floor_of(per, planned, rates, resident)
   return edges, name
 end
 
--- What the plan's simulation says of the step with the rates of this run, where products run as fast as in the
--- resident step.
-local function roof_of(j, rates, resident)
-  local r = { disk = rates.disk or 1e9, link = rates.h2d, flops = 1 }
-  if not (rates.h2d and resident) then return nil end
-  local _, busy = plan.simulate(j, j.choice, j.plan, r)
-  r.flops = busy.compute / resident
-  return (plan.simulate(j, j.choice, j.plan, r))
-end
-
 local function report(c, r)
   local per, step = r.per_step, r.median
   local ms = {}
@@ -282,12 +274,17 @@ local function report(c, r)
   end
   say("  link %s moved, %s planned; disk %s, %s planned; rows %s; boundaries out %s, back %s", gb(per.link),
     gb(r.planned.link), gb(per.disk), gb(r.planned.disk_read), gb(per.rows), gb(per.out), gb(per.back))
+  say("  simulated %.2f ms: link %.2f, disk %.2f, compute %.2f; at %.3f of it", r.simulated * 1e3,
+    r.simulated_busy.link * 1e3, r.simulated_busy.disk * 1e3, r.simulated_busy.compute * 1e3, step / r.simulated)
+  if r.gpu_memory then
+    say("  GPU holds %s (by %s); pool %s + context %s: %.4f of it", gib(r.gpu_memory.held), r.gpu_memory.by,
+      gib(r.gpu_memory.pool), gib(r.gpu_memory.context), 1 / r.gpu_memory.ratio)
+  end
   say("  pool peak %s, planned %s; %.0f launches; issued in %.0f us a visit (%.0f visits)", gib(r.peak),
     gib(r.planned_peak), per.launches, per.issue / per.visits * 1e6, per.visits)
   if c.micros > 1 and r.resident_micro then
     say("  %d x the resident step of one micro-batch: %.2f ms", c.micros, c.micros * r.resident_micro * 1e3)
   end
-  if r.roof then say("  simulated with these rates: %.2f ms", r.roof * 1e3) end
   say("  waited for disk %.1f ms, pinned %.1f, copies %.1f, compute %.1f; opened in %.2f s, first step %.2f s",
     per.stall_disk * 1e3, per.stall_pinned * 1e3, per.stall_copy * 1e3, per.stall_compute * 1e3, r.opened, r.first)
   say("  %s", r.plan)
@@ -300,16 +297,19 @@ local function ram_for(folder, c, blocks)
   return j.choice.host + blocks * j.model.manifest:block_info(j.model.layers[0].mix.block).raw_bytes
 end
 
-local function run_case(folder, c, rates, steps)
+local function run_case(folder, c, rates, resident_of)
   if cfg.ram_blocks >= 0 then c.ram = ram_for(folder, c, cfg.ram_blocks) end
-  local t0, resident, micro = bs.now(), steps[key_of(c, c.micros)], steps[key_of(c, 1)]
+  local all, one = resident_of[key_of(c, c.micros)] or {}, resident_of[key_of(c, 1)] or {}
+  local t0, resident = bs.now(), all.median
+  -- Plans are scored with the rates of this run, and of compute the resident step's.
+  c.over = { rates = { link = rates.h2d, disk = rates.disk, flops = all.flops or rates.gemm } }
   local j <close> = open_job(folder, c)
   local opened = bs.now() - t0
   local r = measure(j, c)
   local planned, e = j.plan:bytes(true), j.engine:stats()
   r.opened, r.home, r.mode, r.row_tokens, r.micros, r.rows = opened, c.home, c.mode, c.tokens, c.micros, cfg.rows
   r.tokens, r.planned = c.tokens * cfg.rows * c.micros, planned
-  r.resident, r.resident_micro = resident, micro
+  r.resident, r.resident_micro = resident, one.median
   r.edges, r.floor_edge = floor_of(r.per_step, planned, rates, resident)
   r.floor = r.floor_edge and r.edges[r.floor_edge] or 0
   r.ratio = r.floor > 0 and r.median / r.floor or 0
@@ -317,7 +317,8 @@ local function run_case(folder, c, rates, steps)
     r.overlap = 1 - (r.median - resident) / (r.per_step.link / rates.h2d)
   end
   r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
-  r.plan, r.ram, r.roof = plan.describe(j, j.choice), j.cfg.ram, roof_of(j, rates, resident)
+  r.plan, r.simulated, r.simulated_busy = plan.describe(j, j.choice), j.choice.seconds, j.choice.busy
+  r.ram, r.gpu, r.gpu_memory = j.cfg.ram, bs.gpu.status(), memory(e.pool_bytes)
   if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
   return r
@@ -359,14 +360,14 @@ do
   result.rates.disk, result.rates.io = machine.disk_rate(cfg.device, m, {}, 4e9, say)
 end
 result.host = host_overhead(folder)
-local resident = cfg.resident and resident_steps(folder, cases, result.resident) or {}
+if cfg.resident then resident_steps(folder, cases, result.resident) end
 for _, c in ipairs(cases) do
   if c.home ~= "gpu" then
     collectgarbage()
     if elapsed() > cfg.limit then
       say("%s %s T=%d x%d: skipped, the time limit has passed", c.home, c.mode, c.tokens, cfg.rows * c.micros)
     else
-      local ok, r = pcall(run_case, folder, c, result.rates, resident)
+      local ok, r = pcall(run_case, folder, c, result.rates, result.resident)
       if ok then
         result.cases[#result.cases + 1] = r
       else

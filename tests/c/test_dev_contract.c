@@ -419,6 +419,27 @@ static void test_c8_owner(void **state)
     bs_dev_close(d);
 }
 
+/* Ranges nest on every device; check devices count one that ends too often. */
+static void test_ranges(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_all; i++) {
+        const char *text;
+        bs_dev *d = dev_new(all[i], 0);
+        bsi_range_begin(d, "visit");
+        bsi_range_begin(d, "scope");
+        bsi_range_end(d);
+        bsi_range_end(d);
+        no_violations(d);
+        if (strncmp(all[i], "check:", 6) == 0) {
+            bsi_range_end(d);
+            assert_int_equal(bs_dev_violations(d, &text), 1);
+            assert_non_null(strstr(text, "a range ended that was not begun"));
+        }
+        bs_dev_close(d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -435,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_c7_close_in_any_order),
         cmocka_unit_test(test_c7_close_drains),
         cmocka_unit_test(test_c8_owner),
+        cmocka_unit_test(test_ranges),
     };
     if (gpu_there()) {
         executing[n_executing++] = all[n_all++] = "cuda";

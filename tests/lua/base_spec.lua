@@ -138,17 +138,18 @@ describe("base training", function()
 
   it("keeps the plan's peak and flat memory", function()
     local j <close> = open(folder("peak"))
-    local function held() -- without what earlier tests left to the collector
+    -- Without what earlier tests left to the collector.
+    local function header_bytes()
       collectgarbage()
       collectgarbage()
       return bs.host_bytes("header")
     end
-    local arrays
+    local before
     for s = 1, 6 do
       j:step(micros_of(s), { lr = 1e-3, next = s < 6 })
-      if s == 3 then arrays = held() end
+      if s == 3 then before = header_bytes() end
     end
-    assert.equal(arrays, held())
+    assert.equal(before, header_bytes())
     local e = j.engine:stats()
     assert.equal(j.choice.peak, e.peak_bytes)
     assert.equal(e.pool_bytes, e.peak_bytes)
