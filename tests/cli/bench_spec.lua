@@ -48,7 +48,8 @@ describe("bench/stream.lua", function()
     assert.equal(4, c.per_step.visits)
     assert.equal(c.planned.link, c.per_step.link)
     -- The pool holds one slot and no home.
-    code, log = bench "shape=tiny vocab=256 layers=4 tokens=8 home=auto dev_slots=1 vram=4700KiB ram_blocks=2 steps=1"
+    code, log = bench("shape=tiny vocab=256 layers=4 tokens=8 home=auto dev_slots=1 host_slots=1 vram=4700KiB "
+      .. "ram_blocks=2 steps=1")
     assert.equal(0, code, log)
     c = bs.json.decode(slurp(tmp .. "/out.json")).cases[1]
     assert.matches(" 0 gpu, [12] ram, ", c.plan)
