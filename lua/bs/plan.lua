@@ -198,8 +198,8 @@ function plan.choose(job, dry)
   local parts = {}
   if least_dev > cfg.vram then
     parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
-      .. "activations of one micro-batch of %d tokens)"):format(mib(cfg.vram), mib(least_dev), least_dev,
-      mib(dry.arena), cfg.micro_tokens)
+      .. "activations of one micro-batch of %d tokens)%s"):format(mib(cfg.vram), mib(least_dev), least_dev,
+      mib(dry.arena), cfg.micro_tokens, job.vram_note and "; " .. job.vram_note or "")
   end
   if least_host > cfg.ram then
     parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(

@@ -128,7 +128,9 @@ static bs_status make_context(cuda_dev *d)
         e = cudaGetDeviceProperties(&prop, d->ordinal);
     if (e != cudaSuccess)
         return bsi_cuda_fail(e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
-                             "GPU %d cannot be used", d->ordinal);
+                             "GPU %d cannot be used; see nvidia-smi for what else runs on it, and start a "
+                             "new process if this one lost it",
+                             d->ordinal);
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
@@ -160,7 +162,7 @@ static cudaError_t start_host_thread(void)
 
 static bs_status take_resources(cuda_dev *d)
 {
-    size_t total, bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
+    size_t bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
     cudaError_t e = cudaMalloc(&d->workspace, bytes);
     if (e != cudaSuccess)
         return bsi_cuda_fail(BS_DEVMEM, e, "a workspace of %zu bytes", bytes);
@@ -169,8 +171,6 @@ static bs_status take_resources(cuda_dev *d)
     e = cudaEventCreateWithFlags(&d->handover, cudaEventDisableTiming);
     if (e == cudaSuccess)
         e = start_host_thread();
-    if (e == cudaSuccess)
-        e = cudaMemGetInfo(&d->free_bytes, &total);
     return e == cudaSuccess ? BS_OK : bsi_cuda_fail(BS_DEVICE, e, "the context cannot be set up");
 }
 
@@ -195,7 +195,11 @@ bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     cuda_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
     if (!d)
         return BS_NOMEM;
+    d->refused = SIZE_MAX;
     d->fail_call = cfg->fail_call;
+    d->fail_pin = cfg->fail_pin;
+    d->jitter_us = cfg->jitter_us;
+    d->jitter = bsi_jitter_state(cfg->jitter_seed, 0);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bs_status st = find_device(d);
