@@ -20,7 +20,7 @@ function device.open(cfg)
   local ok, dev = pcall(bs.device.open, cfg.device, options)
   if not ok then
     local code = bs.code(dev)
-    bs.fail(code and (exits[code] or 1) or 2, "device=%s: %s", cfg.device, dev)
+    bs.fail(code and (exits[code] or 1) or 2, "device=%s: %s", cfg.device, (dev:gsub("^bs%.device%.open: %w+: ", "")))
   end
   if dev:props().bf16 then return dev, cfg.dtype end
   if cfg.dtype == "bf16" then

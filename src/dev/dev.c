@@ -66,10 +66,11 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
     static const struct {
         const char *name;
         const bsi_dev_ops *ops;
-    } backend[] = {{"cpu", &bsi_dev_cpu},
-                   {"meta", &bsi_dev_meta},
+    } backend[] = {
+        {"cpu", &bsi_dev_cpu},
+        {"meta", &bsi_dev_meta},
 #if BS_HAVE_CUDA
-                   {"cuda", &bsi_dev_cuda}
+        {"cuda", &bsi_dev_cuda}
 #endif
     };
     for (size_t i = 0; i < BSI_COUNT(backend); i++) {
@@ -79,8 +80,10 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
         }
     }
     if (strcmp(name, "cuda") == 0)
-        return bsi_fail(BS_UNSUPPORTED, "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
-    return bsi_fail(BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
+        return bsi_fail(BS_UNSUPPORTED,
+                        "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
+    return bsi_fail(
+        BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
 }
 
 bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
@@ -291,10 +294,11 @@ static void account(device *d, object *o, bsi_memkind wanted)
     const bsi_mem *m = &o->pub.mem;
     o->unpinned = wanted == BSI_MEM_PINNED && m->kind == BSI_MEM_HOST;
     if (o->unpinned && !d->told)
-        bsi_log("device '%s': %zu bytes of %s memory cannot be page-locked: %s; copies of what is refused "
-                "take longer and keep the host waiting, results are the same; see 'ulimit -l' and the "
-                "memory limit of the container, or lower ram=",
-                d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
+        bsi_log(
+            "device '%s': %zu bytes of %s memory cannot be page-locked: %s; copies of what is refused "
+            "take longer and keep the host waiting, results are the same; see 'ulimit -l' and the "
+            "memory limit of the container, or lower ram=",
+            d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
     d->told = d->told || o->unpinned;
     d->unpinned += o->unpinned ? m->bytes : 0;
     if (m->kind == BSI_MEM_DEVICE)

@@ -272,6 +272,91 @@ static void test_c6_arguments(void **state)
     }
 }
 
+/* ---- memory that is refused ---- */
+
+static int told;
+
+static void count_line(void *ud, const char *line)
+{
+    (void)ud;
+    assert_non_null(strstr(line, "cannot be page-locked"));
+    told++;
+}
+
+/* Pinned memory that cannot be page-locked is ordinary memory: copies work, one line says so, and the
+   failure is not found by the next operation. */
+static void refused_page_lock(const char *spec, const bs_dev_cfg *cfg)
+{
+    enum { BYTES = 3 << 20 };
+    bs_dev *d;
+    bs_dev_props p;
+    told = 0;
+    OK(bs_dev_open(spec, cfg, &d));
+    bsi_queue *q = queue_new(d, "q");
+    bsi_mem *locked = mem_new(d, BSI_MEM_PINNED, BYTES), *device = mem_new(d, BSI_MEM_DEVICE, BYTES);
+    bsi_mem *from = mem_new(d, BSI_MEM_PINNED, BYTES), *to = mem_new(d, BSI_MEM_PINNED, BYTES);
+    assert_int_equal(locked->kind, BSI_MEM_PINNED);
+    assert_int_equal(from->kind, BSI_MEM_HOST);
+    assert_int_equal(to->kind, BSI_MEM_HOST);
+    assert_int_equal(told, 1);
+    bs_dev_props_get(d, &p);
+    assert_int_equal(p.unpinned_bytes, 2 * BYTES);
+    for (int i = 0; i < BYTES; i++)
+        ((unsigned char *)from->host)[i] = (unsigned char)(i * 7 >> 3);
+    OK(bsi_fill(q, at(to, 0), 1, BYTES));
+    OK(bsi_copy(q, at(device, 0), at(from, 0), BYTES));
+    OK(bsi_copy(q, at(to, 0), at(device, 0), BYTES));
+    OK(bsi_queue_sync(q));
+    assert_memory_equal(from->host, to->host, BYTES);
+    no_violations(d);
+    bsi_mem_free(from);
+    bsi_mem_free(to);
+    bs_dev_props_get(d, &p);
+    assert_int_equal(p.unpinned_bytes, 0);
+    bsi_mem_free(locked);
+    bsi_mem_free(device);
+    bsi_queue_close(q);
+    bs_dev_close(d);
+}
+
+static void test_refused_page_lock(void **state)
+{
+    (void)state;
+    size_t before = bs_host_bytes(BS_TAG_STAGING);
+    bs_log_to(count_line, NULL);
+    for (size_t i = 0; i < n_executing; i++)
+        refused_page_lock(executing[i], &(bs_dev_cfg){.fail_pin = 2});
+    bs_log_to(NULL, NULL);
+    assert_int_equal(bs_host_bytes(BS_TAG_STAGING), before);
+}
+
+/* Memory that another process took, and memory that no machine has: refused, and the device goes on. */
+static void test_refused_memory(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_executing; i++) {
+        bs_dev *d;
+        bsi_mem *none;
+        bs_dev_props before, after;
+        OK(bs_dev_open(executing[i], &(bs_dev_cfg){.device_left = 1 << 20}, &d));
+        bs_dev_props_get(d, &before);
+        bsi_mem *half = mem_new(d, BSI_MEM_DEVICE, 1 << 19);
+        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, 1 << 20, &none), BS_DEVMEM, "524288 are free");
+        assert_null(none);
+        bs_dev_props_get(d, &after);
+        assert_true(before.total_bytes > 1 << 20 && after.total_bytes == 1 << 19);
+        bsi_mem_free(half);
+        bsi_mem_free(mem_new(d, BSI_MEM_DEVICE, 1 << 20));
+        bs_dev_close(d);
+
+        d = dev_new(executing[i], 0);
+        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, (size_t)1 << 46, &none), BS_DEVMEM,
+              "are not available");
+        stream(d, false);
+        bs_dev_close(d);
+    }
+}
+
 /* C6: an operation that fails while it runs loses the device; the text names it; closing still works.
  */
 static void fail_nth(const char *spec, uint64_t n)
@@ -431,6 +516,8 @@ int main(void)
         cmocka_unit_test(test_c4_free_in_flight),
         cmocka_unit_test(test_c5_issue_never_blocks),
         cmocka_unit_test(test_c6_arguments),
+        cmocka_unit_test(test_refused_page_lock),
+        cmocka_unit_test(test_refused_memory),
         cmocka_unit_test(test_c6_execution),
         cmocka_unit_test(test_c7_close_in_any_order),
         cmocka_unit_test(test_c7_close_drains),

@@ -100,17 +100,17 @@ static bs_status find_device(cuda_dev *d)
     int driver = 0, n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     cudaDriverGetVersion(&driver);
+    cudaGetLastError();
     if (driver == 0)
-        return bsi_cuda_fail(
-            BS_UNSUPPORTED, e,
-            "no NVIDIA driver (libcuda.so.1) was found; install one, or in a container "
-            "start it with access to the GPU");
+        return bsi_fail(BS_UNSUPPORTED,
+                        "no NVIDIA driver (libcuda.so.1) was found; install one, or start a container "
+                        "with access to the GPU");
     if (e == cudaErrorInsufficientDriver)
-        return bsi_cuda_fail(
-            BS_UNSUPPORTED, e,
-            "the NVIDIA driver supports CUDA %d.%d, this program needs %d.%d; install a "
-            "newer driver",
-            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        return bsi_fail(
+            BS_UNSUPPORTED,
+            "the NVIDIA driver supports CUDA %d.%d, this program needs %d.0; install a newer "
+            "driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
     if (e != cudaSuccess || n == 0)
         return bsi_cuda_fail(BS_UNSUPPORTED, e == cudaSuccess ? cudaErrorNoDevice : e,
                              "no GPU can be used; see nvidia-smi and CUDA_VISIBLE_DEVICES");
@@ -127,10 +127,11 @@ static bs_status make_context(cuda_dev *d)
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, d->ordinal);
     if (e != cudaSuccess)
-        return bsi_cuda_fail(e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
-                             "GPU %d cannot be used; see nvidia-smi for what else runs on it, and start a "
-                             "new process if this one lost it",
-                             d->ordinal);
+        return bsi_cuda_fail(
+            e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
+            "GPU %d cannot be used; see nvidia-smi for what else runs on it, and start a "
+            "new process if this one lost it",
+            d->ordinal);
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
