@@ -350,7 +350,7 @@ static void test_refused_memory(void **state)
         bs_dev_close(d);
 
         d = dev_new(executing[i], 0);
-        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, (size_t)1 << 46, &none), BS_DEVMEM,
+        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, (size_t)1 << 50, &none), BS_DEVMEM,
               "are not available");
         stream(d, false);
         bs_dev_close(d);

@@ -29,9 +29,9 @@ end
 
 local function claim(ok, note, fmt, ...)
   if ok then return end
-  local values = { ... }
-  for i, v in ipairs(values) do values[i] = show(v) end
-  error(fmt:format(table.unpack(values)) .. (note and " (" .. tostring(note) .. ")" or ""), 3)
+  local values = table.pack(...)
+  for i = 1, values.n do values[i] = show(values[i]) end
+  error(fmt:format(table.unpack(values, 1, values.n)) .. (note and " (" .. tostring(note) .. ")" or ""), 3)
 end
 
 local plain_assert = assert
