@@ -7,7 +7,7 @@ target_link_libraries(bench_cuda_kernels PRIVATE bs_flags ${BS_LINK})
 set_target_properties(bench_cuda_kernels PROPERTIES LINKER_LANGUAGE C)
 
 set(dist_programs bench_cuda_kernels)
-foreach(name bslua test_cuda_kernels test_cuda_lost test_dev_contract test_dev_check)
+foreach(name bslua test_cuda_kernels test_dev_contract test_dev_check)
   if(TARGET ${name})
     list(APPEND dist_programs ${name})
   endif()

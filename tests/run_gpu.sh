@@ -34,7 +34,7 @@ run contract test_dev_contract
 run check test_dev_check
 run kernels test_cuda_kernels
 run kernels-check test_cuda_kernels --check
-run lost test_cuda_lost
+run lost test_dev_contract --lose
 script() { # title, script: in the same folder as this or below it
   echo "-- $1"
   "$tests/$2" "$folder" "$OUT/$1" || failures=$((failures + 1))

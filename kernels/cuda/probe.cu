@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** probe.cu: a kernel that does nothing for a while: whether kernels run here at all, and the random delays
-** of tests. Called by the owner thread.
+** probe.cu: a kernel that does nothing for a while: whether kernels run here at all, and the random
+** delays of tests. Called by the owner thread.
 */
 #include "cuda/kernels.h"
 

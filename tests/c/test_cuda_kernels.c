@@ -4,8 +4,8 @@
 ** (rounded to bf16 first where operands are bf16), through the device layer, in odd sizes and with
 ** operands that are not aligned. A trial is run twice and must give the same bits; what a kernel writes
 ** starts as NaN; the bytes between operands must stay as they were. One line per trial; exit 77: no
-** GPU. --check: on check:cuda. --only=a,b: trials whose names begin so; --every=n: about one in n of them,
-** always the same ones (for tools that make kernels slow).
+** GPU. --check: on check:cuda. --only=a,b: trials whose names begin so; --every=n: about one in n of
+** them, always the same ones (for tools that make kernels slow).
 */
 #include "dev/dev.h"
 

@@ -69,7 +69,7 @@ describe("a page-lock that is refused", function()
           if line:find("page-locked", 1, true) then
             told = told + 1
             assert.matches("injected", line)
-            assert.matches("take longer", line)
+            assert.matches("several times slower", line)
             assert.matches("ulimit %-l", line)
           end
         end

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** fake_driver.c: a libcuda.so.1 for tests, with as much of a driver as the CUDA runtime asks for before it
-** gives up: a version and no GPU. FAKE_VERSION is what it says to support. The runtime asks for every
+** fake_driver.c: a libcuda.so.1 for tests, with as much of a driver as the CUDA runtime asks for before
+** it gives up: a version and no GPU. FAKE_VERSION is what it says to support. The runtime asks for every
 ** function by name; all but one answer that there is no device.
 */
 #include <string.h>

@@ -125,8 +125,8 @@ static bs_status cuda_queue_status(bsi_queue *q)
 
 /* ---- operations ---- */
 
-/* Before an operation is issued. An injected failure shows in the next query, as that of a kernel would;
-   an injected delay is a kernel of its own, ahead of the operation. */
+/* Before an operation is issued. An injected failure shows in the next query, as that of a kernel
+   would; an injected delay is a kernel of its own, ahead of the operation. */
 static void issuing(cuda_dev *d, const bsi_queue *q, const char *label)
 {
     memccpy(d->last, label, 0, sizeof d->last - 1); /* the rest of a long one is cut off */
