@@ -37,6 +37,7 @@ local cfg = args.parse(arg, {
   dev_slots = { 0, "device slots; 0: the plan's choice", 0 },
   host_slots = { 0, "staging slots; 0: the plan's choice for disk, else 1", 0 },
   boundaries = { "auto", "where layer inputs are kept", { "auto", "device", "host" } },
+  keep = { 0, "upper layers whose activations are kept; the same in the resident step", 0 },
   steps = { 5, "measured steps of a case, after two that are not", 1 },
   head = { false, "with the final norm and the head's loss; without: the layers alone" },
   vocab = { -1, "rows of the vocabulary; 0: the shape's own, -1: the shape's own with head, else 4096", -1 },
@@ -44,6 +45,7 @@ local cfg = args.parse(arg, {
   top_fraction = { 0.5, "adapters on this upper part of the layers", 0, 1 },
   direct = { true, "reads pass by the page cache" },
   resident = { true, "measure the resident step" },
+  profile = { false, "two more steps of a case, whose launches are timed: shares of the step" },
   limit = { 290, "seconds after which no case is begun", 1 },
 }, "bslua bench/stream.lua key=value ...")
 
@@ -67,7 +69,7 @@ local function open_job(folder, c)
   local o = {
     model = folder, device = cfg.device, dtype = cfg.dtype, stack = not cfg.head, home = c.home,
     micro_tokens = math.max(c.tokens * cfg.rows, cfg.micro_tokens), rows = cfg.rows, micros = c.micros,
-    boundaries = cfg.boundaries, io = { no_direct = not cfg.direct },
+    boundaries = cfg.boundaries, keep = c.mode ~= "infer" and cfg.keep or nil, io = { no_direct = not cfg.direct },
     lora = { r = cfg.r, targets = { "q_proj", "k_proj", "v_proj", "o_proj" }, top_fraction = cfg.top_fraction },
   }
   if c.mode == "infer" then o.trainable, o.lora = "none", nil end
@@ -144,6 +146,35 @@ local function measure(j, c)
   return { first = first, samples = samples, median = median(samples), per_step = per }
 end
 
+-- Where the step's time goes: the launches of two steps timed one by one. Timing them takes the place of some
+-- overlap, so shares are of the step that was timed; what is left is waiting (for copies, the disk, the host).
+local function shares(j, c)
+  local micros, n = batch_of(j, c.tokens, c.micros), 2
+  j.engine:wait()
+  j.device:profile(true)
+  local t0 = bs.now()
+  for _ = 1, n do one_step(j, c.mode, micros) end
+  j.engine:wait()
+  local step = (bs.now() - t0) / n
+  local rows, sum = j.device:profile(), { GEMM = 0, attention = 0, elementwise = 0 }
+  j.device:profile(false)
+  for _, row in ipairs(rows) do
+    local class = row.op:match("^gemm") and "GEMM" or row.op:match("^attention") or "elementwise"
+    row.seconds, row.calls = row.seconds / n, row.calls / n
+    sum[class] = sum[class] + row.seconds
+  end
+  sum.waiting = math.max(0, step - sum.GEMM - sum.attention - sum.elementwise)
+  say("  timed step %.1f ms: GEMM %.1f %%, attention %.1f %%, elementwise %.1f %%, waiting %.1f %%", step * 1e3,
+    sum.GEMM / step * 100, sum.attention / step * 100, sum.elementwise / step * 100, sum.waiting / step * 100)
+  for _, row in ipairs(rows) do
+    if row.seconds > step * 2e-3 then
+      say("    %-18s %-22s %8.2f ms, %6.0f calls, %7.1f us", row.op, row.label, row.seconds * 1e3, row.calls,
+        row.seconds / row.calls * 1e6)
+    end
+  end
+  return { step = step, shares = sum, rows = rows }
+end
+
 -- ---- resident step, host overhead ----------------------------------------------------------------------
 
 local function key_of(c) return ("%s/%d/%d"):format(c.mode, c.tokens, c.micros) end
@@ -168,6 +199,7 @@ local function resident_steps(folder, cases, raw)
       if not times[key] and elapsed() < cfg.limit then
         local m = measure(j, c)
         times[key], raw[key] = m.median, m
+        if cfg.profile then m.profile = shares(j, c) end
         say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
           cfg.rows * c.micros, m.median * 1e3, c.tokens * cfg.rows * c.micros / m.median, m.per_step.launches,
           m.per_step.issue / m.per_step.visits * 1e6)
@@ -252,6 +284,7 @@ local function run_case(folder, c, rates, resident)
   end
   r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
   r.plan = require("bs.plan").describe(j, j.choice)
+  if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
   return r
 end

@@ -282,6 +282,19 @@ BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
    queue_wait site that would have ordered the two operations where it is known. 0 elsewhere. */
 BS_API int bs_dev_violations(const bs_dev *dev, const char **text);
 
+typedef struct bs_profile_row { /* launches of one kernel under one label */
+    const char *op, *label; /* the kernel, and what it was launched for */
+    uint64_t calls;
+    double seconds; /* that it ran for on the device */
+} bs_profile_row;
+
+/* Time every launch from here on (on: forgets earlier times) or no longer. Timing costs a little: it is for
+   finding where a step's time goes, not for the time of a step. A device that does not execute has no rows. */
+BS_API BS_NODISCARD bs_status bs_dev_profile(bs_dev *dev, bool on);
+/* What was timed so far, longest first. Waits for the launches that are timed. *rows is the device's, until
+   its next call. */
+BS_API BS_NODISCARD bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n);
+
 /* ---- plan: homes, slots, transfers ---------------------------------------------------------------- */
 
 typedef enum bs_home { BS_HOME_DISK, BS_HOME_RAM, BS_HOME_GPU } bs_home;
@@ -543,6 +556,19 @@ BS_API uint64_t bs_scope_hash(const bs_engine *e);
    walk passes its last use; no op can be issued after it except store puts. */
 BS_API BS_NODISCARD bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out,
                                                 bs_tensor *const *grad);
+/* Set the open scope, which has a tape and has not been walked, aside: what its backward pass reads stays in
+   the arena, everything else is freed and every handle is dead. t: n tensors that resume hands out again. Its
+   weights, rotations and batch must outlive it. */
+typedef struct bs_kept bs_kept;
+BS_API BS_NODISCARD bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out);
+/* Open it again for its backward pass, while no scope is open. t: references of the caller, of tensors that
+   can be outputs of the backward pass or leaves; the bytes of those that no rule reads are gone. k is spent,
+   unless this fails. */
+BS_API BS_NODISCARD bs_status bs_scope_resume(bs_kept *k, bs_tensor **t);
+BS_API int bs_kept_count(const bs_kept *k);          /* n */
+BS_API const char *bs_kept_label(const bs_kept *k); /* of its scope */
+/* Free a scope that is not resumed, before its engine is closed. */
+BS_API void bs_kept_free(bs_kept *k);
 /* Mark a tensor of the scope as a leaf whose gradient is wanted (before its use). */
 BS_API BS_NODISCARD bs_status bs_tensor_want_grad(bs_tensor *t);
 /* The gradient of a leaf after backward; NULL when nothing flowed to it. */

@@ -52,8 +52,8 @@ end
 --- Plan and build: build(job) makes what job.choice says, drop(job) takes it apart. If the memory of the plan is
 -- refused because somebody else has taken it meanwhile, there is one more plan with what is left; one that
 -- does not fit ends with exit status 3.
-function device.start(job, dry, build, drop)
-  job.choice = plan.choose(job, dry)
+function device.start(job, build, drop)
+  job.choice = plan.choose(job)
   for attempt = 1, 2 do
     local ok, err = xpcall(build, bs.traceback, job)
     if ok then return end
@@ -62,7 +62,7 @@ function device.start(job, dry, build, drop)
     local peak = job.choice.peak
     limit(job)
     if attempt == 2 or job.cfg.vram >= peak then bs.fail(3, "%s", err) end
-    job.choice = plan.choose(job, dry)
+    job.choice = plan.choose(job)
     say(job, "device %s: %s of memory were free for the plan and are not any more; planned again for %s",
       job.cfg.device, plan.mib(peak), plan.mib(job.choice.peak))
   end

@@ -8,6 +8,20 @@ local program = require "bs.program"
 local driver = {}
 local K, kind_name = program.kind, program.kind_name
 
+-- The input of layer 0: embedding rows from the host, gathered while the device computes the micro-batch before.
+local function gather(job, run, j)
+  if not job.model.embed and not run.gathered[j] then
+    job.rows:gather(job.store, job.keys.h[0], j, job.model.embed_scale)
+    run.gathered[j] = true
+  end
+end
+
+-- The input of a layer's forward visit.
+local function input(job, run, v, j)
+  if v.layer == 0 then gather(job, run, j) end
+  return job.store:get(job.keys.h[v.layer], j)
+end
+
 -- What stages see of micro-batch j beside their arguments. One for all visits of a pass; only `layer` changes.
 -- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
 local function context(job, run, j)
@@ -75,26 +89,44 @@ end
 
 handler[K.forward] = function(job, run, v)
   local fam, c, w, h = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys.h
+  local keep = run.train and v.layer >= job.keep_from
   for j = 0, run.micros - 1 do
-    local scope <close>, ctx = enter(job, run, v, j, false)
-    local y = fam.layer(c, w, job.store:get(h[v.layer], j), ctx)
+    local scope <close>, ctx = enter(job, run, v, j, keep)
+    local x = input(job, run, v, j)
+    if keep and run.input_gradient(v.layer) then x:want_grad() end
+    local y = fam.layer(c, w, x, ctx)
     remember(run, v.layer .. "/" .. j, scope)
     job.store:put(h[v.layer + 1], j, y)
+    if keep then run.kept[v.layer .. "/" .. j] = scope:keep(x, y) end
   end
   observe(run, job, "hidden", v.layer + 1)
 end
 
+-- The layer once more with a tape, for its backward pass: its input and its output.
+local function recompute(job, run, v, j, scope)
+  local x = job.store:get(job.keys.h[v.layer], j)
+  if run.input_gradient(v.layer) then x:want_grad() end
+  local y = job.model.family.layer(job.model.config, job.weights.layers[v.layer].mix, x, run.contexts[j])
+  compare(run, v.layer .. "/" .. j, scope, v)
+  return x, y
+end
+
+-- The scope of a layer's backward pass; with the input and the output where the forward visit has kept it.
+local function enter_backward(job, run, v, j)
+  local key = v.layer .. "/" .. j
+  local kept = run.kept[key]
+  if not kept then return (enter(job, run, v, j, true)) end
+  run.kept[key] = nil
+  return kept:resume()
+end
+
 handler[K.backward] = function(job, run, v)
-  local fam, c, w, keys = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys
+  local keys = job.keys
   for j = 0, run.micros - 1 do
-    local scope <close>, ctx = enter(job, run, v, j, true)
-    local x = job.store:get(keys.h[v.layer], j)
-    local want = run.input_gradient(v.layer)
-    if want then x:want_grad() end
-    local y = fam.layer(c, w, x, ctx)
-    compare(run, v.layer .. "/" .. j, scope, v)
+    local scope <close>, x, y = enter_backward(job, run, v, j)
+    if not x then x, y = recompute(job, run, v, j, scope) end
     scope:backward { { y, job.store:get(keys.g, j) } }
-    if want then job.store:put(keys.g, j, x:grad()) end
+    if run.input_gradient(v.layer) then job.store:put(keys.g, j, x:grad()) end
   end
 end
 
@@ -102,7 +134,7 @@ end
 local function mix_forward(job, run, v, j, scope_key)
   local fam, c, w, keys = job.model.family, job.model.config, job.weights.layers[v.layer].mix, job.keys
   local scope <close>, ctx = enter(job, run, v, j, false)
-  local h, u, r = fam.stages.mix(c, w, job.store:get(keys.h[v.layer], j), ctx)
+  local h, u, r = fam.stages.mix(c, w, input(job, run, v, j), ctx)
   if v.kind == K.mix then remember(run, scope_key, scope) else compare(run, scope_key, scope, v) end
   job.store:put(keys.mix_h, j, h)
   job.store:put(keys.mix_u, j, u)
@@ -245,18 +277,14 @@ end
 
 local descends = { [K.norm_backward] = true, [K.turn] = true, [K.backward] = true, [K.mix_backward] = true }
 
-local function gather_embeddings(job, run)
-  for j = 0, run.micros - 1 do
-    job.rows:gather(job.store, job.keys.h[0], j, job.model.embed_scale)
-  end
-  observe(run, job, "hidden", 0)
-end
-
 --- Run one pushed segment of n visits. run: {micros, count (labelled tokens), train, step, head_mode,
 -- lowest, input_gradient(layer) -> bool, observe, ahead = fn called before the last visits}.
 function driver.segment(job, run, n)
-  run.hashes, run.contexts = {}, {}
-  if not job.model.embed then gather_embeddings(job, run) end
+  run.hashes, run.contexts, run.kept, run.gathered = {}, {}, {}, {}
+  if run.observe and not job.model.embed then
+    for j = 0, run.micros - 1 do gather(job, run, j) end
+    observe(run, job, "hidden", 0)
+  end
   for i = 1, n do
     local v = job.stream:next()
     -- Boundaries that left the device come back one visit ahead.

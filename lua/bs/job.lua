@@ -12,6 +12,7 @@ local bs = require "bs"
 local adapter = require "bs.adapter"
 local args = require "bs.args"
 local device = require "bs.device"
+local dry = require "bs.dry"
 local lora = require "bs.lora"
 local model = require "bs.model"
 local nn = require "bs.nn"
@@ -28,11 +29,12 @@ local UNBOUNDED = 1 << 60
 --- Settings and their defaults. vram and ram: bytes of the device pool and of every accounted host byte.
 -- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
 -- the device may be meta, which counts memory and computes nothing. stack: the layers alone, without the head
--- (measurements): steps have no loss.
+-- (measurements): steps have no loss. keep: upper layers whose activations stay on the device between forward
+-- and backward instead of being computed again; auto: as many as pay.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
-  trainable = "lora", dtype = "f32",
+  trainable = "lora", dtype = "f32", keep = "auto",
 }
 
 -- Settings without a default, and their types.
@@ -47,11 +49,11 @@ local MANY <const> = 1 << 20
 local integers = {
   threads = { 0, 1024 }, vram = { 0, UNBOUNDED }, ram = { 0, UNBOUNDED }, micro_tokens = { 2, MANY },
   micros = { 1, MANY }, rows = { 0, MANY }, dev_slots = { 1, MANY }, host_slots = { 1, MANY },
-  group = { 1, MANY }, seed = { math.mininteger, math.maxinteger },
+  keep = { 0, MANY }, group = { 1, MANY }, seed = { math.mininteger, math.maxinteger },
 }
 local words = {
   home = { "auto", "gpu", "ram", "disk" }, boundaries = { "auto", "device", "host" }, dev_slots = { "auto" },
-  host_slots = { "auto" }, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
+  host_slots = { "auto" }, keep = { "auto" }, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
 }
 
 local function has(list, value)
@@ -162,16 +164,17 @@ function methods:batch_config()
   return { micros = self.cfg.micros, tokens = self.cfg.micro_tokens, rows = self.cfg.rows }
 end
 
---- Boundary keys for a placement ("device" or "host"): layer inputs, the gradient, staged hand-offs.
-function methods:store_keys(boundaries)
+--- Boundary keys for a placement ("device" or "host"): layer inputs, the gradient, staged hand-offs. keep: the
+-- inputs of that many upper layers stay on the device, where their kept activations refer to them.
+function methods:store_keys(boundaries, keep)
   local m, c, list, keys = self.model, self.model.config, {}, { h = {} }
-  local function add(name, channels, keep, dtype)
-    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, keep = keep }
+  local function add(name, channels, where, dtype)
+    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, keep = where }
     return #list - 1
   end
-  local kept = boundaries == "host" and "host" or "device"
   for i = 0, c.layers do
-    keys.h[i] = add("h." .. i, c.channels, i >= self.lowest and i < c.layers and kept or "pass")
+    local at = boundaries == "host" and i < c.layers - keep and "host" or "device"
+    keys.h[i] = add("h." .. i, c.channels, i >= self.lowest and i < c.layers and at or "pass")
   end
   keys.g = add("g", c.channels, "device")
   local fam = m.family
@@ -226,7 +229,8 @@ local function build(self, dev, choice, pool_bytes)
   }
   local e = o.engine
   o.batch = bs.batch.open(e, self:batch_config())
-  o.store = bs.store.open(e, o.batch, self:store_keys(choice.boundaries))
+  o.store = bs.store.open(e, o.batch, self:store_keys(choice.boundaries, choice.keep))
+  o.keep_from = m.config.layers - choice.keep
   o.rows = bs.rows.open(e, {
     manifest = m.manifest, rows = m.rows, home = choice.rows, batch = o.batch, io = cfg.io,
   })
@@ -263,45 +267,22 @@ local function close_objects(self)
   end
 end
 
--- ---- dry run ------------------------------------------------------------------------------------------
-
--- One micro-batch that fills the capacity; memory goes by capacity, so its content does not matter.
-local function full_micro(self, most)
-  local n, ids, labels = math.min(self.cfg.micro_tokens, most), {}, {}
-  for i = 1, n do ids[i], labels[i] = 0, 0 end
-  return { row_len = { n }, ids = ids, labels = labels }
+--- What a placement that keeps the activations of `keep` layers needs beside slots, homes and boundaries: {arena,
+-- other}, in bytes.
+function methods:needs(keep)
+  self.needed[keep] = self.needed[keep] or dry.measure(self, keep, build, close_objects)
+  return self.needed[keep]
 end
 
--- The arena and the fixed regions of this very job, from running its passes on `meta`.
-local function measure(self)
-  local m, homes = self.model, {}
-  for b = 0, m.n_blocks - 1 do homes[b] = b == m.norm.block and "gpu" or "disk" end
-  local choice = { homes = homes, dev_slots = 1, host_slots = 1, boundaries = "device", rows = "disk" }
-  local meta <close> = bs.device.open("meta", {})
-  build(self, meta, choice, 0)
-  local fixed = self.engine:stats().fixed_bytes
-  local store = bs.store.bytes(self:batch_config(), self:store_keys("device"))
-  local other = fixed - self.plan:device_bytes() - store
-  -- Every micro-batch takes the same ranges of the arena, so two stand for all.
-  local micros = { full_micro(self, math.huge) }
-  if self.cfg.micros > 1 then micros[2] = micros[1] end
-  if self.cfg.trainable ~= "none" then self:forward_backward(micros, { step = 1 }) end
-  self:walk(micros, "loss")
-  if self.cfg.logits and not self.cfg.stack then self:walk(micros, "logits") end
-  if self.cache then self:decode { full_micro(self, self.cfg.cache.tokens) } end
-  local arena = self.engine:stats().arena_peak
-  close_objects(self)
-  return { arena = arena, other = other }
-end
-
--- The shape of a cache is what the layers hand to attend: it is known after one pass without it.
-local function dry_run(self)
-  if not self.cfg.cache then return measure(self) end
-  self.kv_seen = {}
-  for i = 1, self.model.config.layers do self.kv_seen[i] = 0 end
-  measure(self)
-  self.kv, self.kv_seen = self.kv_seen, nil
-  return measure(self)
+-- Layers whose activations can be kept: those with a backward pass in one visit.
+local function keepable(self)
+  local cfg, staged, most = self.cfg, self.model.family.stages, self.model.config.layers - self.lowest
+  if staged then most = 0 end
+  if cfg.keep ~= "auto" and cfg.keep > most then
+    bs.fail(2, "keep=%d; at most %d layers of this job can keep their activations%s", cfg.keep, most,
+      staged and ": its layers are staged" or "")
+  end
+  return most
 end
 
 -- ---- making a job ----------------------------------------------------------------------------------------
@@ -324,7 +305,7 @@ end
 -- rank_pattern, alpha_pattern} or adapter = folder (with trainable = "none": used and not trained); cache =
 -- {rows, tokens}: keys and values of so many rows of so many tokens are kept, for decode.
 function job.new(cfg)
-  local self = setmetatable({ cfg = settings(cfg), steps_done = 0 }, mt)
+  local self = setmetatable({ cfg = settings(cfg), steps_done = 0, needed = {} }, mt)
   local _ <close> = setmetatable({}, { __close = function(_, err)
     if err ~= nil then self:close() end
   end })
@@ -344,7 +325,9 @@ function job.new(cfg)
   else
     self.program = program.train(self.model, self.lowest, self.cfg.trainable == "base")
   end
-  device.start(self, dry_run(self), function()
+  self.keepable = keepable(self)
+  if self.cfg.cache then self.kv = dry.cache(self, build, close_objects) end
+  device.start(self, function()
     build(self, self.device, self.choice, self.choice.peak)
   end, close_objects)
   load_parameters(self)

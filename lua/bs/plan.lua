@@ -26,13 +26,14 @@ function plan.budget(cfg, name, share)
 end
 
 -- FLOPs of each visit: 2 per parameter and token, twice more for recompute and input gradient.
-local function work_of(job, list)
+local function work_of(job, list, keep)
   local m, work = job.model, {}
   local tokens = job.cfg.micro_tokens * job.cfg.micros
   for i, v in ipairs(list) do
     local params = m.manifest:block_info(v.block).payload / 2
     local factor = 2
-    if v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
+    if v.kind == K.backward and v.layer >= m.config.layers - keep then factor = 2
+    elseif v.kind == K.backward or v.kind == K.experts_backward or v.kind == K.mix_backward then factor = 6
     elseif v.kind == K.tile then factor = 4
     elseif v.kind == K.embed then factor = 0 end
     work[i] = factor * params * tokens
@@ -119,18 +120,18 @@ local function needs_staging(homes)
 end
 
 -- Bytes of a choice: device regions outside slots and homes, and host bytes outside them.
-local function other_bytes(job, dry, choice)
-  local batch = job:batch_config()
-  local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries))
+local function other_bytes(job, choice)
+  local batch, dry = job:batch_config(), job:needs(choice.keep)
+  local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries, choice.keep))
   local _, rows_host = bs.rows.bytes(job.model.manifest, job.model.rows, choice.rows, batch)
   local batch_host = batch.micros * batch.tokens * 48
   return dry.other + store_dev + dry.arena, store_host + rows_host + STAGING + batch_host
 end
 
 -- One candidate made complete, or nil and the least budgets that it would need.
-local function complete(job, dry, choice, lists)
+local function complete(job, choice, lists)
   local cfg = job.cfg
-  local dev_other, host_other = other_bytes(job, dry, choice)
+  local dev_other, host_other = other_bytes(job, choice)
   local bare = bs_plan(job, place(job, lists, 0, 0), choice.dev_slots, choice.host_slots)
   local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
   if need_dev > cfg.vram or need_host > cfg.ram then return nil, need_dev, need_host end
@@ -148,7 +149,7 @@ local function complete(job, dry, choice, lists)
     local info = m.manifest:block_info(b)
     return info.payload, info.raw_bytes
   end
-  choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program),
+  choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program, choice.keep),
     choice.host_slots, job.cfg.rates or sim.rates)
   return choice
 end
@@ -170,7 +171,10 @@ local function candidates(job)
         for _, r in ipairs(row_homes) do
           for _, lists in ipairs { { all = all, first = all, rest = {} },
                                    { all = all, first = twice, rest = once } } do
-            list[#list + 1] = { lists = lists, dev_slots = s, host_slots = h, boundaries = b, rows = r }
+            list[#list + 1] = {
+              lists = lists, dev_slots = s, host_slots = h, boundaries = b, rows = r,
+              keep = cfg.keep == "auto" and 0 or cfg.keep,
+            }
           end
         end
       end
@@ -179,13 +183,31 @@ local function candidates(job)
   return list
 end
 
---- Choose. dry: {arena, other} from the dry run. Returns the choice {homes, dev_slots, host_slots,
--- boundaries, rows, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
+-- The best placement with activations of upper layers kept, where that is faster.
+local function keep_more(job, best)
+  local most = job.keepable
+  if job.cfg.keep ~= "auto" or job.cfg.boundaries == "host" or most == 0 then return best end
+  local chosen, last = best, 0
+  for quarter = 4, 1, -1 do
+    local n = most * quarter // 4
+    if n > 0 and n ~= last then
+      local c = { lists = best.lists, dev_slots = best.dev_slots, host_slots = best.host_slots, rows = best.rows,
+        boundaries = best.boundaries, keep = n }
+      local done = complete(job, c, c.lists)
+      if done and done.seconds < chosen.seconds * 0.999 then chosen = done end
+      last = n
+    end
+  end
+  return chosen
+end
+
+--- Choose. Returns the choice {homes, dev_slots, host_slots,
+-- boundaries, rows, keep, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
 -- the smallest that does.
-function plan.choose(job, dry)
+function plan.choose(job)
   local best, least_dev, least_host
   for _, c in ipairs(candidates(job)) do
-    local done, dev, host = complete(job, dry, c, c.lists)
+    local done, dev, host = complete(job, c, c.lists)
     if done then
       if not best or done.seconds < best.seconds * 0.999 then best = done end
     else
@@ -193,13 +215,14 @@ function plan.choose(job, dry)
       least_host = math.min(least_host or host, host)
     end
   end
-  if best then return best end
+  if best then return keep_more(job, best) end
   local cfg = job.cfg
   local parts = {}
   if least_dev > cfg.vram then
     parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
       .. "activations of one micro-batch of %d tokens)%s"):format(mib(cfg.vram), mib(least_dev), least_dev,
-      mib(dry.arena), cfg.micro_tokens, job.vram_note and "; " .. job.vram_note or "")
+      mib(job:needs(cfg.keep == "auto" and 0 or cfg.keep).arena), cfg.micro_tokens,
+      job.vram_note and "; " .. job.vram_note or "")
   end
   if least_host > cfg.ram then
     parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(
@@ -218,9 +241,10 @@ function plan.describe(job, choice)
   for b, h in pairs(choice.homes) do
     if b ~= job.model.norm.block then n[h] = n[h] + 1 end
   end
-  return ("%d blocks: %d gpu, %d ram, %d disk; %d device slots, %d staging slots; boundaries on %s; "
+  return ("%d blocks: %d gpu, %d ram, %d disk; %d device slots, %d staging slots; boundaries on %s%s; "
     .. "embedding rows from %s; device peak %s, host %s"):format(n.gpu + n.ram + n.disk, n.gpu, n.ram,
-    n.disk, choice.dev_slots, choice.host_slots, choice.boundaries, choice.rows, mib(choice.peak),
+    n.disk, choice.dev_slots, choice.host_slots, choice.boundaries,
+    choice.keep > 0 and (", activations of %d layers kept"):format(choice.keep) or "", choice.rows, mib(choice.peak),
     mib(choice.host))
 end
 

@@ -45,6 +45,7 @@ local function pass(self, run, list)
   end
   self.pushed = nil
   local ok, err = xpcall(driver.segment, bs.traceback, self, run, #list)
+  for _, kept in pairs(run.kept) do kept:close() end -- of a pass that failed
   if ok then
     self.pushed, self.pushed_next = self.pushed_next, nil
     return

@@ -340,6 +340,12 @@ static bs_status check_host_fn(bsi_queue *queue, void (*fn)(void *), void *ud)
     return d->inner.ops->host_fn(&q->inner, fn, ud);
 }
 
+static bs_status check_profile(bs_dev *dev, bsi_profile *into)
+{
+    check_dev *d = dev_of(dev);
+    return d->inner.ops->profile(&d->inner, into);
+}
+
 const bsi_dev_ops bsi_dev_check = {
     .size = sizeof(bsi_dev_ops),
     .open = check_open,
@@ -360,4 +366,5 @@ const bsi_dev_ops bsi_dev_check = {
     .host_fn = check_host_fn,
     .queue_status = check_queue_status,
     .violations = check_violations,
+    .profile = check_profile,
 };

@@ -34,6 +34,8 @@ typedef struct device {
     bool told; /* that a page-lock was refused */
     size_t live;
     struct object *graves;
+    bsi_profile profile;
+    bool profiling;
 } device;
 
 typedef struct object {
@@ -126,6 +128,7 @@ bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
 static void destroy(device *d)
 {
     d->pub.ops->close(&d->pub);
+    bsi_profile_clear(&d->profile);
     for (object *o = d->graves; o;) {
         object *next = o->next;
         bsi_free(o->name);
@@ -185,6 +188,31 @@ static bs_status usable(const bs_dev *dev, const char *what)
         bsi_fail_from(&d->why);
         return bsi_wrap(BS_DEVICE, "%s: device '%s' is lost until it is closed", what, dev->spec);
     }
+    return BS_OK;
+}
+
+bs_status bs_dev_profile(bs_dev *dev, bool on)
+{
+    BSI_TRY(usable(dev, "profile"));
+    device *d = device_of(dev);
+    BSI_TRY(dev->ops->profile(dev, NULL));
+    d->profiling = false;
+    if (!on)
+        return BS_OK;
+    bsi_profile_clear(&d->profile);
+    BSI_TRY(dev->ops->profile(dev, &d->profile));
+    d->profiling = true;
+    return BS_OK;
+}
+
+bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n)
+{
+    BSI_TRY(usable(dev, "profile"));
+    device *d = device_of(dev);
+    BSI_TRY(dev->ops->profile(dev, d->profiling ? &d->profile : NULL));
+    bsi_profile_sort(&d->profile);
+    *rows = d->profile.row;
+    *n = d->profile.n;
     return BS_OK;
 }
 

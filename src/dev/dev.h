@@ -72,8 +72,13 @@ typedef struct bsi_kcall { /* one kernel launch; layouts of arg, n and f are per
     int64_t n[BSK_MAX_DIMS];
     double f[BSK_MAX_SCALARS];
     bs_dtype dtype, out; /* of the operands that bsk.h marks `a` and `o` */
-    const char *label; /* static or living until the device has been synchronised; for messages */
+    const char *label;   /* static or living until the device has been synchronised; for messages */
 } bsi_kcall;
+
+typedef struct bsi_profile { /* times of launches, summed up by (kernel, label) */
+    bs_profile_row *row;
+    int n, cap;
+} bsi_profile;
 
 typedef struct bsi_dev_ops {
     size_t size; /* of this struct: guards against a backend built against another version */
@@ -94,9 +99,13 @@ typedef struct bsi_dev_ops {
     bs_status (*copy)(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes);
     bs_status (*fill)(bsi_queue *q, bsi_addr dst, int byte, size_t bytes);
     bs_status (*launch)(bsi_queue *q, const bsi_kcall *call);
-    bs_status (*host_fn)(bsi_queue *q, void (*fn)(void *), void *ud); /* no Lua, no device calls in fn */
+    bs_status (*host_fn)(bsi_queue *q, void (*fn)(void *),
+                         void *ud); /* no Lua, no device calls in fn */
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
+    /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed before
+       are in the profile that they were timed into. */
+    bs_status (*profile)(bs_dev *dev, bsi_profile *into);
 } bsi_dev_ops;
 
 struct bs_dev {

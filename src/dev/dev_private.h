@@ -12,6 +12,12 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out);
 /* check devices: count a misuse that a function without a status cannot return. */
 void bsi_check_note(const bs_dev *dev, const char *fmt, ...) BSI_PRINTF(2, 3);
 
+/* Add a timed launch of the kernel `op`, a static name. Nothing is added when there is
+   no memory. */
+void bsi_profile_add(bsi_profile *p, const char *op, const char *label, double seconds);
+void bsi_profile_clear(bsi_profile *p);
+void bsi_profile_sort(bsi_profile *p); /* longest first */
+
 /* Fault injection, the same in every backend: true for the cfg.fail_call-th operation. */
 static inline bool bsi_dev_fails(uint64_t fail_call, uint64_t *calls)
 {

@@ -142,6 +142,12 @@ static int meta_violations(const bs_dev *dev, const char **text)
     return 0;
 }
 
+static bs_status meta_profile(bs_dev *dev, bsi_profile *into)
+{
+    (void)dev, (void)into;
+    return BS_OK;
+}
+
 const bsi_dev_ops bsi_dev_meta = {
     .size = sizeof(bsi_dev_ops),
     .open = meta_open,
@@ -162,4 +168,5 @@ const bsi_dev_ops bsi_dev_meta = {
     .host_fn = meta_host_fn,
     .queue_status = meta_queue_status,
     .violations = meta_violations,
+    .profile = meta_profile,
 };

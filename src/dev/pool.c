@@ -21,10 +21,10 @@ struct bsi_pool {
     bsi_mem *mem;
     bool bounded;
     bool sealed;
-    size_t bytes;      /* of the reservation; SIZE_MAX/4 when it only counts */
-    size_t fixed;      /* taken by regions */
-    size_t now, peak;  /* of the arena; peak is an offset from its start */
-    span *free;        /* sorted by offset, never adjacent */
+    size_t bytes;     /* of the reservation; SIZE_MAX/4 when it only counts */
+    size_t fixed;     /* taken by regions */
+    size_t now, peak; /* of the arena; peak is an offset from its start */
+    span *free;       /* sorted by offset, never adjacent */
     size_t n_free, cap_free;
 };
 
@@ -33,7 +33,8 @@ bs_status bsi_pool_open(bs_dev *dev, size_t bytes, bsi_pool **out)
     bs_dev_props props;
     bs_dev_props_get(dev, &props);
     if (bytes == 0 && props.executes)
-        return bsi_fail(BS_ARG, "device pool: 0 bytes asked on '%s'; give the size that the plan computed",
+        return bsi_fail(BS_ARG,
+                        "device pool: 0 bytes asked on '%s'; give the size that the plan computed",
                         props.name);
     bsi_pool *p = bsi_alloc(BS_TAG_MISC, sizeof *p);
     if (!p)
@@ -65,9 +66,10 @@ bs_status bsi_pool_region(bsi_pool *p, const char *name, size_t bytes, bsi_addr 
     if (p->sealed)
         return bsi_fail(BS_STATE, "device region '%s' is asked after the pool was sealed", name);
     if (bytes > p->bytes || need > p->bytes - p->fixed)
-        return bsi_fail(BS_DEVMEM,
-                        "device region '%s' needs %zu bytes, %zu of the pool's %zu are left; raise vram=",
-                        name, need, p->bytes - p->fixed, p->bytes);
+        return bsi_fail(
+            BS_DEVMEM,
+            "device region '%s' needs %zu bytes, %zu of the pool's %zu are left; raise vram=", name,
+            need, p->bytes - p->fixed, p->bytes);
     *out = (bsi_addr){p->mem, p->fixed};
     p->fixed += need;
     return BS_OK;
@@ -93,7 +95,8 @@ bs_status bsi_pool_seal(bsi_pool *p, size_t arena_bytes)
     BSI_TRY(reserve_spans(p, 1));
     size_t left = p->bytes - p->fixed;
     if (arena_bytes > left)
-        return bsi_fail(BS_DEVMEM, "the arena needs %zu bytes, %zu of the pool's %zu are left; raise vram=",
+        return bsi_fail(BS_DEVMEM,
+                        "the arena needs %zu bytes, %zu of the pool's %zu are left; raise vram=",
                         arena_bytes, left, p->bytes);
     p->free[0] = (span){p->fixed, arena_bytes ? arena_bytes : left};
     p->n_free = p->free[0].bytes ? 1 : 0;
@@ -128,10 +131,11 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
         p->peak = BSI_MAX(p->peak, end);
         return BS_OK;
     }
-    return bsi_fail(BS_DEVMEM,
-                    "an activation of %zu bytes does not fit: %zu bytes in use, largest free range %zu of "
-                    "%zu; raise vram= or lower micro_tokens=",
-                    need, p->now, best, p->bytes - p->fixed);
+    return bsi_fail(
+        BS_DEVMEM,
+        "an activation of %zu bytes does not fit: %zu bytes in use, largest free range %zu of "
+        "%zu; raise vram= or lower micro_tokens=",
+        need, p->now, best, p->bytes - p->fixed);
 }
 
 void bsi_arena_give(bsi_pool *p, bsi_addr at, size_t bytes)

@@ -27,15 +27,28 @@ static bsl_box *open_scope(const bsl_box *engine)
     return engine ? engine->open : NULL;
 }
 
-static void close_box(bsl_box *b)
+/* Scopes set aside do not know which boxes they used: they end with the first that may be one of them. */
+static void close_kept(bsl_box *engine)
+{
+    for (bsl_edge *e = engine->users, *next; e; e = next) {
+        next = e->next;
+        if (e->user->type == &bsl_kept_type)
+            bsl_close(e->user);
+    }
+}
+
+void bsl_close(bsl_box *b)
 {
     if (b->scope && b->type != &bsl_scope_type) {
-        bsl_box *scope = b->edge[0].link ? open_scope(b->edge[0].owner) : NULL;
+        bsl_box *engine = b->edge[0].link ? b->edge[0].owner : NULL;
+        bsl_box *scope = open_scope(engine);
         if (scope && scope->scope == b->scope)
-            close_box(scope);
+            bsl_close(scope);
+        if (engine)
+            close_kept(engine);
     }
     while (b->users)
-        close_box(b->users->user);
+        bsl_close(b->users->user);
     if (b->type == &bsl_scope_type && b->edge[0].link && b->edge[0].owner->open == b)
         b->edge[0].owner->open = NULL;
     for (int i = 0; i < b->type->owners; i++)
@@ -54,7 +67,7 @@ static int l_close(lua_State *L)
         lua_getfield(L, lua_upvalueindex(1), "__name");
         return luaL_typeerror(L, 1, lua_tostring(L, -1));
     }
-    close_box(lua_touserdata(L, 1));
+    bsl_close(lua_touserdata(L, 1));
     return 0;
 }
 

@@ -32,14 +32,14 @@ struct bsl_box {
     void *h; /* NULL: closed */
     const bsl_type *type;
     uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
-    bsl_box *open; /* of an engine: its open scope */
+    bsl_box *open;  /* of an engine: its open scope */
     bsl_edge *users;
     bsl_edge edge[]; /* [type->owners] */
 };
 
 extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type,
     bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
-    bsl_tensor_type, bsl_scope_type, bsl_stream_type;
+    bsl_tensor_type, bsl_scope_type, bsl_kept_type, bsl_stream_type;
 
 /* ---- boxes ---------------------------------------------------------------------------------- */
 
@@ -49,6 +49,8 @@ void bsl_newtype(lua_State *L, const bsl_type *type, const luaL_Reg *methods, co
 bsl_box *bsl_newbox(lua_State *L, const bsl_type *type);
 /* The box on the top borrows from the one at owner (nil or none: nothing); slot 0, 1, .. */
 void bsl_borrow(lua_State *L, bsl_box *box, int slot, int owner);
+/* Close a box and what borrows from it, as its method close does. */
+void bsl_close(bsl_box *b);
 /* The box at arg, open or closed; the handle of an open one. Both raise on anything else. */
 bsl_box *bsl_checkbox(lua_State *L, int arg, const bsl_type *type);
 void *bsl_check(lua_State *L, int arg, const bsl_type *type);

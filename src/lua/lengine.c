@@ -61,6 +61,30 @@ static int l_device_violations(lua_State *L)
     return 2;
 }
 
+static int l_device_profile(lua_State *L)
+{
+    bs_dev *dev = bsl_check(L, 1, &bsl_device_type);
+    const bs_profile_row *row = NULL;
+    int n = 0;
+    if (!lua_isnoneornil(L, 2)) {
+        luaL_checktype(L, 2, LUA_TBOOLEAN);
+        bsl_try(L, bs_dev_profile(dev, lua_toboolean(L, 2)), "bs.device:profile");
+        return 0;
+    }
+    bsl_try(L, bs_dev_profile_read(dev, &row, &n), "bs.device:profile");
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_createtable(L, 0, 4);
+        bsl_setstr(L, "op", row[i].op);
+        bsl_setstr(L, "label", row[i].label);
+        bsl_setint(L, "calls", (lua_Integer)row[i].calls);
+        lua_pushnumber(L, row[i].seconds);
+        lua_setfield(L, -2, "seconds");
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 /* ---- engine --------------------------------------------------------------------------------- */
 
 static void close_engine(void *h)
@@ -174,6 +198,68 @@ static int l_engine_scope(lua_State *L)
     }
     bsl_try(L, st, "bs.engine.scope");
     return 1;
+}
+
+static void close_kept(void *h)
+{
+    bs_kept_free(h);
+}
+
+const bsl_type bsl_kept_type = {"bs.kept", close_kept, 2, 0};
+
+/* scope:keep(tensors ...): sets the scope aside for its backward pass; this handle and all tensors end. */
+static int l_scope_keep(lua_State *L)
+{
+    bs_engine *e = bsl_check(L, 1, &bsl_scope_type);
+    int n = lua_gettop(L) - 1;
+    bs_tensor **t = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *t, 0);
+    for (int i = 0; i < n; i++)
+        t[i] = bsl_checktensor(L, 2 + i);
+    lua_getiuservalue(L, 1, 1);
+    lua_getiuservalue(L, 1, 2);
+    bsl_box *box = bsl_newbox(L, &bsl_kept_type);
+    bsl_borrow(L, box, 0, n + 3);
+    bsl_borrow(L, box, 1, n + 4);
+    bs_kept *kept = NULL;
+    bs_status st = bs_scope_keep(e, n, t, &kept);
+    box->h = kept;
+    bsl_try(L, st, "bs.scope.keep");
+    bsl_box *scope = bsl_checkbox(L, 1, &bsl_scope_type);
+    scope->h = NULL; /* it is no longer the open one */
+    bsl_close(scope);
+    return 1;
+}
+
+/* kept:resume() -> scope, tensors ... */
+static int l_kept_resume(lua_State *L)
+{
+    bs_kept *kept = bsl_check(L, 1, &bsl_kept_type);
+    bsl_box *from = bsl_checkbox(L, 1, &bsl_kept_type);
+    int n = bs_kept_count(kept);
+    luaL_checkstack(L, n + 8, "tensors of a scope");
+    lua_getiuservalue(L, 1, 1);
+    lua_getiuservalue(L, 1, 2);
+    bsl_box *engine = lua_touserdata(L, 2);
+    bs_tensor **t = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *t, 0);
+    bsl_box *box = bsl_newbox(L, &bsl_scope_type);
+    bsl_borrow(L, box, 0, 2);
+    bsl_borrow(L, box, 1, 3);
+    bsl_scope(L, 2, bs_kept_label(kept));
+    bsl_box **tensor = lua_newuserdatauv(L, ((size_t)n + 1) * sizeof *tensor, 0);
+    for (int i = 0; i < n; i++) { /* made before: what follows cannot fail half-way */
+        tensor[i] = bsl_newbox(L, &bsl_tensor_type);
+        bsl_borrow(L, tensor[i], 0, 5);
+    }
+    box->scope = ++engine->scope;
+    bsl_try(L, bs_scope_resume(kept, t), "bs.kept.resume");
+    from->h = NULL;
+    bsl_close(from);
+    box->h = engine->h;
+    engine->open = box;
+    for (int i = 0; i < n; i++)
+        tensor[i]->h = t[i];
+    lua_remove(L, 6);
+    return n + 1;
 }
 
 static int l_scope_hash(lua_State *L)
@@ -307,16 +393,16 @@ static int l_batch_labelled(lua_State *L)
 
 /* ---- modules ---------------------------------------------------------------------------------- */
 
-static const luaL_Reg device_methods[] = {
-    {"props", l_device_props}, {"violations", l_device_violations}, {NULL, NULL}};
-static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope},
-                                          {"seal", l_engine_seal},
-                                          {"stats", l_engine_stats},
-                                          {"sync", l_engine_sync},
-                                          {"wait", l_engine_wait},
+static const luaL_Reg device_methods[] = {{"props", l_device_props},
+                                          {"violations", l_device_violations},
+                                          {"profile", l_device_profile},
                                           {NULL, NULL}};
+static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope}, {"seal", l_engine_seal},
+                                          {"stats", l_engine_stats}, {"sync", l_engine_sync},
+                                          {"wait", l_engine_wait},   {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
-    {"backward", l_scope_backward}, {"hash", l_scope_hash}, {NULL, NULL}};
+    {"backward", l_scope_backward}, {"hash", l_scope_hash}, {"keep", l_scope_keep}, {NULL, NULL}};
+static const luaL_Reg kept_methods[] = {{"resume", l_kept_resume}, {NULL, NULL}};
 static const luaL_Reg batch_methods[] = {{"begin", l_batch_begin},     {"labelled", l_batch_labelled},
                                          {"longest", l_batch_longest}, {"set", l_batch_set},
                                          {"tokens", l_batch_tokens},   {NULL, NULL}};
@@ -334,6 +420,7 @@ void bsl_open_engine(lua_State *L)
     bsl_newtype(L, &bsl_device_type, device_methods, NULL);
     bsl_newtype(L, &bsl_engine_type, engine_methods, NULL);
     bsl_newtype(L, &bsl_scope_type, scope_methods, NULL);
+    bsl_newtype(L, &bsl_kept_type, kept_methods, NULL);
     bsl_newtype(L, &bsl_batch_type, batch_methods, NULL);
     add_module(L, "device", l_device_open);
     add_module(L, "engine", l_engine_open);

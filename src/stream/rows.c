@@ -144,21 +144,30 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Distinct ids of the micro-batch and the ranges that hold their rows; both ascending. */
-static bs_status find_ranges(bs_rows *r, int micro, int64_t *n_ids, int *n_ranges)
+static bs_status check_ids(const bs_rows *r, int micro)
 {
     const bsi_micro *b = &r->batch->micro[micro];
-    int64_t ids = 0;
-    int n = 0;
-    for (int64_t t = 0; t < b->tokens; t++) {
+    for (int64_t t = 0; t < b->tokens; t++)
         if (b->ids[t] < 0 || b->ids[t] >= r->info->rows)
             return bsi_fail(
                 BS_ARG,
                 "rows: micro-batch %d, token %lld: id %lld is outside the table '%s' of %lld rows; "
                 "the tokenizer does not belong to this model",
                 micro, (long long)t, (long long)b->ids[t], r->name, (long long)r->info->rows);
-        r->ids[t] = b->ids[t];
-    }
+    return BS_OK;
+}
+
+/* Home disk: distinct ids of the micro-batch and the ranges that hold their rows; both ascending. */
+static bs_status find_ranges(bs_rows *r, int micro, int64_t *n_ids, int *n_ranges)
+{
+    const bsi_micro *b = &r->batch->micro[micro];
+    int64_t ids = 0;
+    int n = 0;
+    *n_ids = *n_ranges = 0;
+    BSI_TRY(check_ids(r, micro));
+    if (r->home == BS_HOME_RAM)
+        return BS_OK;
+    memcpy(r->ids, b->ids, (size_t)b->tokens * sizeof *r->ids);
     qsort(r->ids, (size_t)b->tokens, sizeof *r->ids, compare_ids);
     for (int64_t t = 0; t < b->tokens; t++) {
         if (t > 0 && r->ids[t] == r->ids[ids - 1])
@@ -301,12 +310,7 @@ bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale
                         r->name, (long long)r->info->rows, (long long)cols,
                         acc->mem ? bs_dtype_name(acc->dtype) : "nothing", (long long)acc->rows,
                         (long long)acc->channels);
-    for (int64_t t = 0; t < n; t++)
-        if (b->ids[t] < 0 || b->ids[t] >= r->info->rows)
-            return bsi_fail(
-                BS_ARG,
-                "rows: micro-batch %d, token %lld: id %lld is outside the table '%s' of %lld rows",
-                micro, (long long)t, (long long)b->ids[t], r->name, (long long)r->info->rows);
+    BSI_TRY(check_ids(r, micro));
     BSI_TRY(bs_store_get(s, key, micro, &dy));
     if (dy.rows != n)
         return bsi_fail(BS_SHAPE,

@@ -122,11 +122,12 @@ bs_status bs_op_layernorm(bs_tensor *x, bs_weight *w, bs_weight *b, double eps, 
     int64_t C = w->ref.count;
     BSI_TRY(norm_begin(BSI_OP_LAYERNORM, x, w, eps, &s));
     if (b->e != s->e || b->ref.block != w->ref.block || b->ref.count != C)
-        return bsi_fail(BS_SHAPE,
-                        "layernorm: bias '%s' [%lld] of block %d with weight '%s' [%lld] of block %d; as "
-                        "many elements of the same block are expected",
-                        b->ref.info.name, (long long)b->ref.count, b->ref.block, w->ref.info.name,
-                        (long long)C, w->ref.block);
+        return bsi_fail(
+            BS_SHAPE,
+            "layernorm: bias '%s' [%lld] of block %d with weight '%s' [%lld] of block %d; as "
+            "many elements of the same block are expected",
+            b->ref.info.name, (long long)b->ref.count, b->ref.block, w->ref.info.name, (long long)C,
+            w->ref.block);
     bsi_hash_text(s, b->ref.info.name);
     bsi_hash_ints(s, 2, (int64_t[]){w->ref.block, C});
     BSI_TRY(bsi_wref_addr(s->e, &w->ref, &wa));
@@ -183,31 +184,52 @@ bs_status bs_op_scale(bs_tensor *a, double f, bs_tensor **out)
     return unary(BSI_OP_SCALE, BSK_SCALE, a, false, 0, f, out);
 }
 
-static bs_status binary(bsi_op op, bsk_op kernel, bs_tensor *a, bs_tensor *b, int64_t n1,
-                        bs_tensor **out)
+static bs_status launch_binary(bsi_space *s, bsi_op op, const bsi_value *a, const bsi_value *b,
+                               int64_t n1, const bsi_value *y)
+{
+    bsk_op kernel = op == BSI_OP_ADD ? BSK_ADD : op == BSI_OP_MUL ? BSK_MUL : BSK_GLU;
+    bsi_kcall c = {.op = kernel, .n_args = 3, .n = {a->count, n1}, .label = bsi_op_name(op)};
+    c.arg[0] = bsi_act_read(s->e, a->at, a->count);
+    c.arg[1] = bsi_act_read(s->e, b->at, a->count);
+    c.arg[2] = bsi_act_write(s->e, y->at, a->count);
+    return bsi_op_launch(s->e, &c);
+}
+
+bs_status bsi_binary_forward(bsi_space *s, const bsi_node *node)
+{
+    return launch_binary(s, node->op, node->in[0], node->in[1], node->n[1], node->out);
+}
+
+static bs_status record_binary(bsi_space *s, bsi_op op, bs_tensor *const in[2], int64_t n1,
+                               bsi_value *y)
+{
+    bsi_node *node;
+    bsi_value *a = in[0]->value, *b = in[1]->value;
+    BSI_TRY(bsi_node_new(s, op, 2, in, y, &node));
+    node->n[0] = a->count;
+    node->n[1] = n1;
+    /* The gradient of one factor reads the other; a glu's reads both. */
+    if (op == BSI_OP_GLU || (op == BSI_OP_MUL && b->wanted))
+        bsi_node_save(node, a);
+    if (op == BSI_OP_GLU || (op == BSI_OP_MUL && a->wanted))
+        bsi_node_save(node, b);
+    return BS_OK;
+}
+
+static bs_status binary(bsi_op op, bs_tensor *a, bs_tensor *b, int64_t n1, bs_tensor **out)
 {
     bsi_space *s;
     bs_tensor *y, *in[] = {a, b};
-    bsi_node *node;
     BSI_TRY(bsi_op_begin(op, 2, in, &s));
     BSI_TRY(same_shape(bsi_op_name(op), a, b));
     bsi_hash_ints(s, 1, &n1);
-    BSI_TRY(like(s, a, b, &y));
-    int64_t N = a->value->count;
-    bsi_kcall c = {.op = kernel, .n_args = 3, .n = {N, n1}, .label = bsi_op_name(op)};
-    c.arg[0] = bsi_act_read(s->e, a->value->at, N);
-    c.arg[1] = bsi_act_read(s->e, b->value->at, N);
-    c.arg[2] = bsi_act_write(s->e, y->value->at, N);
-    bs_status st = bsi_op_launch(s->e, &c);
-    if (st == BS_OK && bsi_tape_wants(s, 2, in, false) &&
-        (st = bsi_node_new(s, op, 2, in, y->value, &node)) == BS_OK) {
-        node->n[0] = N;
-        node->n[1] = n1;
-        /* The gradient of one factor reads the other; a glu's reads both. */
-        if (op == BSI_OP_GLU || (op == BSI_OP_MUL && b->value->wanted))
-            bsi_node_save(node, a->value);
-        if (op == BSI_OP_GLU || (op == BSI_OP_MUL && a->value->wanted))
-            bsi_node_save(node, b->value);
+    BSI_TRY(bsi_tensor_late(s, a->ndim, a->dim, BSI_MAX(a->capacity, b->capacity), &y));
+    bool recorded = bsi_tape_wants(s, 2, in, false);
+    bs_status st = recorded ? record_binary(s, op, in, n1, y->value) : BS_OK;
+    if (st == BS_OK && !y->value->late) {
+        st = bsi_value_take(s, y->value);
+        if (st == BS_OK)
+            st = launch_binary(s, op, a->value, b->value, n1, y->value);
     }
     return finish(st, op, y, out);
 }
@@ -215,23 +237,24 @@ static bs_status binary(bsi_op op, bsk_op kernel, bs_tensor *a, bs_tensor *b, in
 bs_status bs_op_glu(bs_tensor *gate, bs_tensor *up, bs_act act, bs_tensor **out)
 {
     BSI_TRY(check_act("glu", act));
-    return binary(BSI_OP_GLU, BSK_GLU, gate, up, act, out);
+    return binary(BSI_OP_GLU, gate, up, act, out);
 }
 
 bs_status bs_op_add(bs_tensor *a, bs_tensor *b, bs_tensor **out)
 {
-    return binary(BSI_OP_ADD, BSK_ADD, a, b, 0, out);
+    return binary(BSI_OP_ADD, a, b, 0, out);
 }
 
 bs_status bs_op_mul(bs_tensor *a, bs_tensor *b, bs_tensor **out)
 {
-    return binary(BSI_OP_MUL, BSK_MUL, a, b, 0, out);
+    return binary(BSI_OP_MUL, a, b, 0, out);
 }
 
 bs_status bs_op_accumulate(bs_tensor *acc, bs_tensor *x)
 {
     BSI_TRY(bsi_tensor_check(acc, "accumulate"));
     BSI_TRY(bsi_tensor_check(x, "accumulate"));
+    BSI_TRY(bsi_value_ready(x->space, x->value));
     if (acc->space != x->space)
         return bsi_fail(BS_ARG, "accumulate: tensors of two engines");
     bs_engine *e = x->space->e;
@@ -260,6 +283,7 @@ bs_status bs_op_activation(bs_tensor *x, bs_tensor **out)
 {
     bs_tensor *y;
     BSI_TRY(bsi_tensor_check(x, "activation"));
+    BSI_TRY(bsi_value_ready(x->space, x->value));
     bsi_space *s = x->space;
     bs_engine *e = s->e;
     if (x->dtype == e->dtype) {

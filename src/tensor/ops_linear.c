@@ -80,14 +80,22 @@ static bs_status adapter_input(bsi_space *s, const bs_linear *l, const int64_t *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* y (+)= x W^T + b. With an adapter its part is in y already, so that the sum of both is rounded once. */
 static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr y)
 {
     bsi_addr w, b;
     BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
-    BSI_TRY(bsi_gemm_launch(
-        s->e,
-        &(bsi_gemm){.tb = true, .M = T, .N = l->out, .K = l->in, .alpha = 1.0, .a = x, .b = w, .c = y},
-        "linear"));
+    BSI_TRY(bsi_gemm_launch(s->e,
+                            &(bsi_gemm){.tb = true,
+                                        .M = T,
+                                        .N = l->out,
+                                        .K = l->in,
+                                        .alpha = 1.0,
+                                        .beta = l->rank ? 1.0 : 0.0,
+                                        .a = x,
+                                        .b = w,
+                                        .c = y},
+                            "linear"));
     if (!l->bias.count)
         return BS_OK;
     BSI_TRY(bsi_wref_addr(s->e, &l->bias, &b));
@@ -97,34 +105,64 @@ static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_a
     return bsi_op_launch(s->e, &c);
 }
 
-/* t = drop(x) A^T; y += scale * t B^T */
-static bs_status adapter_forward(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x,
-                                 bsi_addr t, bsi_addr y)
+/* t = drop(x) A^T */
+static bs_status adapter_a(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr t)
 {
     scratch tmp = {0};
     bsi_addr xd;
-    int64_t T = n[N_ROWS];
     bs_status st = adapter_input(s, l, n, x, &tmp, &xd);
     if (st == BS_OK)
-        st = bsi_gemm_launch(
-            s->e,
-            &(bsi_gemm){
-                .tb = true, .M = T, .N = l->rank, .K = l->in, .alpha = 1.0, .a = xd, .b = l->a, .c = t},
-            "lora A");
+        st = bsi_gemm_launch(s->e,
+                             &(bsi_gemm){.tb = true,
+                                         .M = n[N_ROWS],
+                                         .N = l->rank,
+                                         .K = l->in,
+                                         .alpha = 1.0,
+                                         .a = xd,
+                                         .b = l->a,
+                                         .c = t},
+                             "lora A");
     give(s->e, &tmp);
-    if (st != BS_OK)
-        return st;
+    return st;
+}
+
+/* y = scale * t B^T */
+static bs_status adapter_b(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr t, bsi_addr y)
+{
     return bsi_gemm_launch(s->e,
                            &(bsi_gemm){.tb = true,
                                        .M = T,
                                        .N = l->out,
                                        .K = l->rank,
                                        .alpha = l->scale,
-                                       .beta = 1.0,
                                        .a = t,
                                        .b = l->b,
                                        .c = y},
                            "lora B");
+}
+
+/* y from x and, where it has been computed, t */
+static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x,
+                             const bsi_value *t, bsi_addr y)
+{
+    scratch tmp = {0};
+    bs_status st = BS_OK;
+    if (l->rank && !t) {
+        st = take(s->e, n[N_CAPACITY], l->rank, &tmp);
+        if (st == BS_OK)
+            st = adapter_a(s, l, n, x, tmp.at);
+    }
+    if (st == BS_OK && l->rank)
+        st = adapter_b(s, l, n[N_ROWS], t ? t->at : tmp.at, y);
+    give(s->e, &tmp);
+    return st == BS_OK ? base_forward(s, l, n[N_ROWS], x, y) : st;
+}
+
+bs_status bsi_linear_forward(bsi_space *s, const bsi_node *node)
+{
+    const bs_linear *l = node->ref;
+    const bsi_value *t = l->rank && l->grad_b.mem ? node->saved[0] : NULL;
+    return run_forward(s, l, node->n, node->in[0]->at, t, node->out->at);
 }
 
 static bool trains(const bs_linear *l)
@@ -132,18 +170,22 @@ static bool trains(const bs_linear *l)
     return l->weight.grad.mem || l->bias.grad.mem || l->grad_a.mem || l->grad_b.mem;
 }
 
-static bs_status record(bsi_space *s, bs_tensor *x, const bs_linear *l, const int64_t *n, bsi_value *t,
+/* The node of a late y. t, which backward reads whether or not y is ever computed, is computed here. */
+static bs_status record(bsi_space *s, bs_tensor *x, const bs_linear *l, const int64_t *n, bsi_value **t,
                         bsi_value *y)
 {
     bsi_node *node;
-    if (!bsi_tape_wants(s, 1, &x, trains(l)))
-        return BS_OK;
+    if (l->rank && l->grad_b.mem) {
+        BSI_TRY(bsi_value_ready(s, x->value));
+        BSI_TRY(bsi_value_new(s, s->e->dtype, n[N_ROWS], n[N_CAPACITY], l->rank, t));
+        BSI_TRY(adapter_a(s, l, n, x->value->at, (*t)->at));
+    }
     BSI_TRY(bsi_node_new(s, BSI_OP_LINEAR, 1, &x, y, &node));
     node->ref = l;
     for (int i = 0; i <= N_DROP; i++)
         node->n[i] = n[i];
-    if (t)
-        bsi_node_save(node, t);
+    if (*t)
+        bsi_node_save(node, *t);
     if (l->weight.grad.mem || l->grad_a.mem)
         bsi_node_save(node, x->value);
     return BS_OK;
@@ -180,21 +222,12 @@ bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
     BSI_TRY(check_input(s, x, l, drop));
     hash_linear(s, l);
     int64_t n[] = {x->dim[0], x->capacity, s->step, drop};
-    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
     bsi_value *t = NULL;
-    scratch tmp = {0};
-    bs_status st = base_forward(s, l, n[N_ROWS], x->value->at, y->value->at);
-    if (st == BS_OK && l->rank) {
-        if (s->tape && l->grad_b.mem)
-            st = bsi_value_new(s, s->e->dtype, x->dim[0], x->capacity, l->rank, &t);
-        else
-            st = take(s->e, x->capacity, l->rank, &tmp);
-        if (st == BS_OK)
-            st = adapter_forward(s, l, n, x->value->at, t ? t->at : tmp.at, y->value->at);
-        give(s->e, &tmp);
-    }
-    if (st == BS_OK)
-        st = record(s, x, l, n, t, y->value);
+    bool recorded = bsi_tape_wants(s, 1, &x, trains(l));
+    BSI_TRY(bsi_tensor_late(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
+    bs_status st = recorded ? record(s, x, l, n, &t, y->value) : bsi_value_take(s, y->value);
+    if (st == BS_OK && !recorded)
+        st = run_forward(s, l, n, x->value->at, t, y->value->at);
     if (st != BS_OK) {
         bs_tensor_release(y);
         return bsi_wrap(st, "linear '%s'", l->name);

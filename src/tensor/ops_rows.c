@@ -210,7 +210,8 @@ bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
     BSI_TRY(bsi_scope_get(e, "embed", &s));
     if (s->walked || !s->batch)
         return bsi_fail(BS_STATE, "embed: scope '%s' %s", s->label->text,
-                        s->batch ? "has run its backward pass; no op can follow" : "has no micro-batch");
+                        s->batch ? "has run its backward pass; no op can follow"
+                                 : "has no micro-batch");
     if (w->e != e || w->ref.info.ndim != 2)
         return bsi_fail(BS_SHAPE, "embed: '%s' is no table [vocab, channels] of this engine",
                         w->ref.info.name);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** scope.c: the open scope of an engine, its label and op hash, and the free lists behind it. Owner
-** thread only. Closing a scope kills every handle made in it and gives every arena range back; handles
+** thread only. A scope can be set aside between its forward and its backward pass, and others opened
+** meanwhile. Closing a scope kills every handle made in it and gives every arena range back; handles
 ** that a caller still holds keep the label, so that a late use can say where the tensor came from.
 */
 #include "tensor/tensor.h"
@@ -47,6 +48,20 @@ static void drop_label(bsi_space *s, bsi_label *l)
         bsi_record_give(s, BSI_LABEL, l);
 }
 
+struct bs_kept { /* a scope set aside: what bsi_space had of it */
+    bsi_space *space;
+    struct bs_kept *next, **link; /* of the space */
+    const bs_batch *batch;
+    int micro;
+    bool train;
+    int64_t step;
+    uint64_t hash;
+    bsi_label *label;
+    bsi_link *values, *nodes;
+    int n;
+    bs_tensor shape[]; /* [n]: value and dims of what resume hands out; no handles */
+};
+
 static void destroy(bsi_space *s)
 {
     for (int k = 0; k < BSI_RECORD_COUNT; k++)
@@ -76,11 +91,9 @@ void bs_tensor_release(bs_tensor *t)
         destroy(s);
 }
 
-static void close_scope(bsi_space *s)
+/* Handles that a caller still holds keep the label and nothing else. */
+static void kill_handles(bsi_space *s)
 {
-    s->open = false;
-    for (bsi_link *r = s->values; r; r = r->next)
-        bsi_value_free(s, (bsi_value *)r);
     for (bsi_link *r = s->tensors, *next; r; r = next) {
         bs_tensor *t = (bs_tensor *)r;
         next = r->next;
@@ -88,11 +101,128 @@ static void close_scope(bsi_space *s)
         bs_tensor_release(t);
     }
     s->tensors = NULL;
-    give_all(s, BSI_VALUE, &s->values);
-    give_all(s, BSI_NODE, &s->nodes);
+}
+
+static void free_records(bsi_space *s, bsi_link **values, bsi_link **nodes)
+{
+    for (bsi_link *r = *values; r; r = r->next)
+        bsi_value_free(s, (bsi_value *)r);
+    give_all(s, BSI_VALUE, values);
+    give_all(s, BSI_NODE, nodes);
+}
+
+static void close_scope(bsi_space *s)
+{
+    s->open = false;
+    kill_handles(s);
+    free_records(s, &s->values, &s->nodes);
     drop_label(s, s->label);
     s->label = NULL;
     s->batch = NULL;
+}
+
+/* ---- scopes set aside ------------------------------------------------------------------------ */
+
+static void unlink_kept(bs_kept *k)
+{
+    *k->link = k->next;
+    if (k->next)
+        k->next->link = k->link;
+    bsi_free(k);
+}
+
+bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
+{
+    bsi_space *s = NULL;
+    *out = NULL;
+    BSI_TRY(bsi_scope_get(e, "keep", &s));
+    if (!s->tape || s->walked)
+        return bsi_fail(BS_STATE, "keep: scope '%s' %s", s->label->text,
+                        s->tape ? "has run its backward pass" : "records no tape");
+    for (int i = 0; i < n; i++) {
+        BSI_TRY(bsi_tensor_here(t[i], "keep"));
+        if (t[i]->space != s)
+            return bsi_fail(BS_ARG, "keep: tensor %d belongs to another engine", i + 1);
+    }
+    BSI_TRY(bsi_tape_settle(s));
+    bs_kept *k = bsi_alloc(BS_TAG_MISC, sizeof *k + (size_t)n * sizeof *k->shape);
+    if (!k)
+        return BS_NOMEM;
+    for (int i = 0; i < n; i++)
+        k->shape[i] = *t[i];
+    k->n = n;
+    k->space = s;
+    k->batch = s->batch;
+    k->micro = s->micro;
+    k->train = s->train;
+    k->step = s->step;
+    k->hash = s->hash;
+    k->label = s->label;
+    k->values = s->values;
+    k->nodes = s->nodes;
+    k->next = s->kept;
+    k->link = &s->kept;
+    if (s->kept)
+        s->kept->link = &k->next;
+    s->kept = k;
+    s->open = false;
+    s->values = s->nodes = NULL;
+    kill_handles(s);
+    s->label = NULL;
+    s->batch = NULL;
+    *out = k;
+    return BS_OK;
+}
+
+bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
+{
+    bsi_space *s = k->space;
+    if (s->open)
+        return bsi_fail(BS_STATE,
+                        "scope '%s' cannot be resumed while scope '%s' is open; close that first",
+                        k->label->text, s->label->text);
+    s->label = k->label;
+    for (int i = 0; i < k->n; i++) {
+        const bs_tensor *m = &k->shape[i];
+        bs_status st = bsi_tensor_over(s, m->value, m->ndim, m->dim, m->capacity, &t[i]);
+        if (st != BS_OK) {
+            while (i > 0)
+                bs_tensor_release(t[--i]);
+            kill_handles(s);
+            s->label = NULL;
+            return st;
+        }
+    }
+    s->batch = k->batch;
+    s->micro = k->micro;
+    s->step = k->step;
+    s->train = k->train;
+    s->hash = k->hash;
+    s->values = k->values;
+    s->nodes = k->nodes;
+    s->tape = s->open = true;
+    s->walked = false;
+    unlink_kept(k);
+    return BS_OK;
+}
+
+int bs_kept_count(const bs_kept *k)
+{
+    return k->n;
+}
+
+const char *bs_kept_label(const bs_kept *k)
+{
+    return k->label->text;
+}
+
+void bs_kept_free(bs_kept *k)
+{
+    if (!k)
+        return;
+    free_records(k->space, &k->values, &k->nodes);
+    drop_label(k->space, k->label);
+    unlink_kept(k);
 }
 
 static void free_space(void *state)
@@ -100,6 +230,8 @@ static void free_space(void *state)
     bsi_space *s = state;
     if (s->open)
         close_scope(s);
+    while (s->kept)
+        bs_kept_free(s->kept);
     s->e = NULL;
     if (s->handles == 0)
         destroy(s);

@@ -9,11 +9,18 @@
 
 static const char *const names[BSI_OP_COUNT] = {
     "linear", "rmsnorm", "layernorm", "rope",    "attention", "glu",      "act",  "add",
-    "mul",    "scale",   "softmax",   "columns", "row_scale", "labelled", "last", "attention_cached", "view"};
+    "mul",    "scale",   "softmax",   "columns", "row_scale", "labelled", "last", "attention_cached",
+    "view"};
 
 const char *bsi_op_name(bsi_op op)
 {
     return names[op];
+}
+
+/* Launched when their result is read; a view never is. */
+static bool late(bsi_op op)
+{
+    return op == BSI_OP_LINEAR || op == BSI_OP_ADD || op == BSI_OP_GLU;
 }
 
 /* ---- recording ------------------------------------------------------------------------------- */
@@ -37,6 +44,8 @@ bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
     for (int i = 0; i < n; i++) {
         bsi_hash_ints(s, in[i]->ndim, in[i]->dim);
         in[i]->value->consumed = true;
+        if (!late(op) && op != BSI_OP_VIEW)
+            BSI_TRY(bsi_wrap(bsi_value_ready(s, in[i]->value), "%s", name));
     }
     *out = s;
     return BS_OK;
@@ -61,6 +70,8 @@ bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi
         node->in[i] = in[i]->value;
     node->out = result;
     result->wanted = true;
+    if (late(op))
+        result->late = node;
     node->link.next = s->nodes;
     s->nodes = &node->link;
     *out = node;
@@ -74,6 +85,20 @@ void bsi_node_save(bsi_node *node, bsi_value *v)
         i++;
     node->saved[i] = v;
     v->uses++;
+}
+
+bs_status bsi_value_ready(bsi_space *s, bsi_value *v)
+{
+    bsi_node *node = v->late;
+    if (!node)
+        return BS_OK;
+    v->late = NULL;
+    for (int i = 0; i < BSI_MAX_IN && node->in[i]; i++)
+        BSI_TRY(bsi_value_ready(s, node->in[i]));
+    BSI_TRY(bsi_value_take(s, v));
+    bs_status st =
+        node->op == BSI_OP_LINEAR ? bsi_linear_forward(s, node) : bsi_binary_forward(s, node);
+    return bsi_wrap(st, "%s", names[node->op]);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -163,7 +188,7 @@ bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy)
 static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_tensor *g)
 {
     char a[BSI_SHAPE_TEXT], b[BSI_SHAPE_TEXT];
-    BSI_TRY(bsi_tensor_check(y, "backward"));
+    BSI_TRY(bsi_tensor_here(y, "backward"));
     BSI_TRY(bsi_tensor_check(g, "backward"));
     if (y->space != s || g->space != s)
         return bsi_fail(BS_ARG, "backward: a tensor belongs to another engine");
@@ -180,6 +205,17 @@ static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_ten
     return BS_OK;
 }
 
+/* What rules read is computed; nodes that nobody reads stay without a launch. */
+static bs_status ready_saved(bsi_space *s)
+{
+    for (bsi_link *r = s->nodes; r; r = r->next) {
+        bsi_node *node = (bsi_node *)r;
+        for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
+            BSI_TRY(bsi_value_ready(s, node->saved[i]));
+    }
+    return BS_OK;
+}
+
 static void free_unread(bsi_space *s)
 {
     for (bsi_link *r = s->values; r; r = r->next) {
@@ -187,6 +223,13 @@ static void free_unread(bsi_space *s)
         if (v->uses == 0 && !v->leaf)
             bsi_value_free(s, v);
     }
+}
+
+bs_status bsi_tape_settle(bsi_space *s)
+{
+    BSI_TRY(ready_saved(s));
+    free_unread(s);
+    return BS_OK;
 }
 
 static bs_status run_node(bsi_space *s, const bsi_node *node)
@@ -215,10 +258,12 @@ bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tenso
                         s->tape ? "has run it already" : "records no tape");
     for (int i = 0; i < n; i++)
         BSI_TRY(check_pair(s, out[i], grad[i]));
-    s->walked = true;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        BSI_TRY(bsi_value_ready(s, grad[i]->value));
         grad[i]->value->uses++;
-    free_unread(s);
+    }
+    BSI_TRY(bsi_tape_settle(s));
+    s->walked = true;
     for (int i = 0; i < n; i++) {
         if (out[i]->value->wanted)
             BSI_TRY(deposit(s, out[i]->value, grad[i]->value));

@@ -10,16 +10,16 @@
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static bs_status take_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t count, bsi_value **out)
+bs_status bsi_value_take(bsi_space *s, bsi_value *v)
+{
+    return bsi_wrap(bsi_arena_take(s->e->pool, v->bytes, &v->at), "scope '%s'", s->label->text);
+}
+
+static bs_status open_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t count, bsi_value **out)
 {
     bsi_value *v = bsi_record_take(s, BSI_VALUE);
     if (!v)
         return BS_NOMEM;
-    bs_status st = bsi_arena_take(s->e->pool, bytes, &v->at);
-    if (st != BS_OK) {
-        bsi_record_give(s, BSI_VALUE, v);
-        return bsi_wrap(st, "scope '%s'", s->label->text);
-    }
     v->dtype = t;
     v->bytes = bytes;
     v->count = count;
@@ -30,30 +30,40 @@ static bs_status take_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t coun
     return BS_OK;
 }
 
-bs_status bsi_value_new(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
-                        bsi_value **out)
+bs_status bsi_value_late(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
+                         bsi_value **out)
 {
     size_t bytes;
     if (!bsi_mul_size((size_t)capacity, (size_t)row, &bytes) ||
         !bsi_mul_size(bytes, bs_dtype_size(t), &bytes))
         return bsi_fail(BS_SHAPE, "scope '%s': a tensor of %lld rows of %lld elements is too large",
                         s->label->text, (long long)capacity, (long long)row);
-    return take_value(s, t, bytes, rows * row, out);
+    return open_value(s, t, bytes, rows * row, out);
+}
+
+bs_status bsi_value_new(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
+                        bsi_value **out)
+{
+    BSI_TRY(bsi_value_late(s, t, rows, capacity, row, out));
+    return bsi_value_take(s, *out);
 }
 
 bs_status bsi_value_like(bsi_space *s, const bsi_value *v, bsi_value **out)
 {
-    return take_value(s, v->dtype, v->bytes, v->count, out);
+    BSI_TRY(open_value(s, v->dtype, v->bytes, v->count, out));
+    return bsi_value_take(s, *out);
 }
 
 void bsi_value_free(bsi_space *s, bsi_value *v)
 {
     if (!v->owned || v->freed)
         return;
+    v->freed = true;
+    if (!v->at.mem)
+        return;               /* late, and never read */
     if (s->poison && s->open) /* a rule that reads it later gets NaN */
         s->poison = bsi_fill(s->e->compute, v->at, 0xFF, v->bytes) == BS_OK;
     bsi_arena_give(s->e->pool, v->at, v->bytes);
-    v->freed = true;
 }
 
 void bsi_value_drop(bsi_space *s, bsi_value *v)
@@ -86,7 +96,7 @@ bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *d
     return BS_OK;
 }
 
-bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out)
+bs_status bsi_tensor_late(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out)
 {
     bsi_value *v = NULL;
     int64_t row = 1;
@@ -94,8 +104,17 @@ bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t cap
         if (__builtin_mul_overflow(row, dim[i], &row))
             return bsi_fail(BS_SHAPE, "scope '%s': the row of a tensor has too many elements",
                             s->label->text);
-    BSI_TRY(bsi_value_new(s, s->e->dtype, dim[0], capacity, row, &v));
+    BSI_TRY(bsi_value_late(s, s->e->dtype, dim[0], capacity, row, &v));
     return bsi_tensor_over(s, v, ndim, dim, capacity, out);
+}
+
+bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out)
+{
+    BSI_TRY(bsi_tensor_late(s, ndim, dim, capacity, out));
+    bs_status st = bsi_value_take(s, (*out)->value);
+    if (st != BS_OK)
+        bs_tensor_release(*out);
+    return st;
 }
 
 int64_t bsi_tensor_row(const bs_tensor *t)
@@ -106,7 +125,7 @@ int64_t bsi_tensor_row(const bs_tensor *t)
     return n;
 }
 
-bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
+bs_status bsi_tensor_here(const bs_tensor *t, const char *what)
 {
     if (!t->value)
         return bsi_fail(
@@ -114,6 +133,12 @@ bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
             "%s: tensor of scope '%s' is used after its scope ended; copy what must live on "
             "with store:put",
             what, t->label->text);
+    return BS_OK;
+}
+
+bs_status bsi_tensor_check(const bs_tensor *t, const char *what)
+{
+    BSI_TRY(bsi_tensor_here(t, what));
     if (t->value->freed)
         return bsi_fail(BS_STATE, "%s: tensor of scope '%s' is used after the backward pass freed it",
                         what, t->label->text);
@@ -160,6 +185,7 @@ int64_t bs_tensor_capacity(const bs_tensor *t)
 bs_status bs_tensor_place(bs_tensor *t, bs_place *out)
 {
     BSI_TRY(bsi_tensor_check(t, "place"));
+    BSI_TRY(bsi_value_ready(t->space, t->value));
     *out = bsi_place(t->value->at, t->dtype, t->dim[0], t->capacity, bsi_tensor_row(t));
     return BS_OK;
 }
@@ -195,6 +221,7 @@ bs_status bs_tensor_read(bs_tensor *t, bs_array **out)
     if (!e->props.executes)
         return bsi_fail(BS_UNSUPPORTED, "read: device '%s' counts memory and holds no bytes",
                         e->props.name);
+    BSI_TRY(bsi_value_ready(t->space, t->value));
     BSI_TRY(bs_array_new(t->dtype, t->ndim, t->dim, &a));
     bs_status st = a->bytes ? bsi_engine_read(e, t->value->at, a->bytes, a->data) : BS_OK;
     if (st != BS_OK) {

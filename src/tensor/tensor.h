@@ -12,6 +12,10 @@
 ** is; at zero an owned value that is no leaf goes back to the arena. Every count is a function of the
 ** ops issued, never of the rows in use, so a dry run and every micro-batch replay one sequence of
 ** offsets.
+**
+** Late ops (linear, add, glu) of a scope with tape are launched when something reads their result: a
+** later op, a store, or what backward saved. A recompute so leaves out what its backward pass does not
+** read, such as the last product of a layer. When they run depends on the ops issued and nothing else.
 */
 #ifndef BS_TENSOR_H
 #define BS_TENSOR_H
@@ -33,7 +37,7 @@ typedef enum bsi_op {
     BSI_OP_COLUMNS,
     BSI_OP_ROW_SCALE,
     BSI_OP_LABELLED,
-    BSI_OP_LAST,             /* never nodes: they have no gradient */
+    BSI_OP_LAST, /* never nodes: they have no gradient */
     BSI_OP_ATTENTION_CACHED,
     BSI_OP_VIEW, /* never a node: a view shares value and gradient */
     BSI_OP_COUNT
@@ -57,8 +61,8 @@ typedef struct bsi_value {
     bsi_link link;
     bsi_addr at;
     bs_dtype dtype; /* the engine's, or f32: statistics of an op, sums of a store */
-    size_t bytes;  /* reserved, by capacity */
-    int64_t count; /* elements in use */
+    size_t bytes;   /* reserved, by capacity */
+    int64_t count;  /* elements in use */
     int uses;
     bool owned;    /* an arena range of the scope */
     bool freed;    /* given back by backward */
@@ -66,6 +70,7 @@ typedef struct bsi_value {
     bool leaf;     /* bs_tensor_want_grad: it and its gradient live until the scope ends */
     bool consumed; /* some op has read it */
     struct bsi_value *grad;
+    struct bsi_node *late; /* has still to compute it; it has no bytes yet */
 } bsi_value;
 
 typedef struct bsi_space bsi_space;
@@ -97,13 +102,14 @@ struct bsi_space { /* e->tensors: the open scope and the free lists */
     bs_engine *e;  /* NULL: closed; the last handle frees the space */
     int handles;   /* tensors that are not in the free list */
     bool open, tape, train, walked;
-    bool poison;   /* check devices: freed bytes are overwritten, in queue order */
+    bool poison; /* check devices: freed bytes are overwritten, in queue order */
     const bs_batch *batch;
     int micro;
     int64_t step;
     uint64_t hash;
     bsi_label *label;
     bsi_link *tensors, *values, *nodes; /* of the open scope, newest first */
+    struct bs_kept *kept;               /* scopes set aside */
     bsi_link *idle[BSI_RECORD_COUNT];
 
     /* Tensors whose copy is in the expand region: valid for one block of one visit. */
@@ -120,6 +126,8 @@ bs_status bsi_space_get(bs_engine *e, bsi_space **out);
 /* A zeroed record; NULL: no memory, already reported. */
 void *bsi_record_take(bsi_space *s, bsi_record kind);
 void bsi_record_give(bsi_space *s, bsi_record kind, void *record);
+/* Before a scope is set aside or walked: computes what rules read, frees what none of them does. */
+bs_status bsi_tape_settle(bsi_space *s);
 /* The open scope of an engine, or BS_STATE. */
 bs_status bsi_scope_get(bs_engine *e, const char *what, bsi_space **out);
 /* The micro-batch of the scope; BS_STATE without one, BS_SHAPE when x does not hold a row per token. */
@@ -134,6 +142,10 @@ void bsi_hash_text(bsi_space *s, const char *text);
 /* A value over an arena range of capacity*row elements, of which rows*row are in use. */
 bs_status bsi_value_new(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
                         bsi_value **out);
+/* The same without bytes: a late op takes them when it runs. */
+bs_status bsi_value_late(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacity, int64_t row,
+                         bsi_value **out);
+bs_status bsi_value_take(bsi_space *s, bsi_value *v); /* the bytes of a late value */
 /* The same bytes, type and count as v. */
 bs_status bsi_value_like(bsi_space *s, const bsi_value *v, bsi_value **out);
 void bsi_value_free(bsi_space *s, bsi_value *v); /* back to the arena, if it is owned */
@@ -142,10 +154,13 @@ void bsi_value_drop(bsi_space *s, bsi_value *v);
 /* A handle over a value: one reference is the scope's, one the caller's. */
 bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *dim, int64_t capacity,
                           bs_tensor **out);
-/* Handle and value for the result of an op, in the engine's dtype. */
+/* Handle and value for the result of an op, in the engine's dtype; late: without bytes. */
 bs_status bsi_tensor_new(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity, bs_tensor **out);
+bs_status bsi_tensor_late(bsi_space *s, int ndim, const int64_t *dim, int64_t capacity,
+                          bs_tensor **out);
 int64_t bsi_tensor_row(const bs_tensor *t); /* elements of one row: product of all dims but the first */
-/* BS_STATE with the reason unless its bytes can be used. */
+/* BS_STATE with the reason unless its scope is open; unless its bytes can be used, too. */
+bs_status bsi_tensor_here(const bs_tensor *t, const char *what);
 bs_status bsi_tensor_check(const bs_tensor *t, const char *what);
 /* "[7 64]"; returns text. */
 enum { BSI_SHAPE_TEXT = 96 };
@@ -155,7 +170,7 @@ char *bsi_shape_text(const bs_tensor *t, char text[BSI_SHAPE_TEXT]);
  */
 
 /* Start of every op: inputs are alive, activations, of one open scope that has not been walked; hashes
-   the op with the dims of its inputs. */
+   the op with the dims of its inputs. Inputs of ops that are not late are computed. */
 bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out);
 const char *bsi_op_name(bsi_op op);
 /* Would a node be recorded for these inputs? */
@@ -164,6 +179,8 @@ bool bsi_tape_wants(const bsi_space *s, int n, bs_tensor *const *in, bool traina
 bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi_value *result,
                        bsi_node **out);
 void bsi_node_save(bsi_node *node, bsi_value *v);
+/* The bytes of v are computed, in queue order: runs the late op behind it and those that it reads. */
+bs_status bsi_value_ready(bsi_space *s, bsi_value *v);
 /* Gradient buffers of backward rules: open one shaped like v, write it, close it: it is added to v's
    gradient, or freed when v wants none. */
 bs_status bsi_grad_open(bsi_space *s, const bsi_value *v, bsi_value **out);
@@ -179,6 +196,9 @@ bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy);
 typedef bs_status (*bsi_rule)(bsi_space *s, const bsi_node *node, bsi_value *dy);
 extern const bsi_rule bsi_rules[BSI_OP_COUNT];
 bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy);
+/* The launches of late ops: inputs and the bytes of node->out are there. */
+bs_status bsi_linear_forward(bsi_space *s, const bsi_node *node);
+bs_status bsi_binary_forward(bsi_space *s, const bsi_node *node);
 
 struct bs_rope {
     bs_engine *e;

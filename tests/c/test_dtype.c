@@ -161,6 +161,8 @@ static void run_ops(fixture *f, const model *m, const bs_place *sums)
     assert_int_equal(act == sum, f->e->dtype == BS_DTYPE_F32);
     for (int i = 0; i < n; i++) {
         static float zero[T * C];
+        bs_place computed; /* late ops are launched when somebody asks where their bytes are */
+        ok(bs_tensor_place(y[i], &computed));
         assert_int_equal(bs_tensor_dtype(y[i]), f->e->dtype);
         g[i] = hold(fix_from(f, bs_tensor_dim(hold(y[i]), 0), bs_tensor_dim(y[i], 1), zero));
     }

@@ -185,6 +185,133 @@ static void test_linears_share_an_input(void **state)
     fix_close(&f);
 }
 
+/* x + W glu(x, x), backward with and without a look at y: what backward does not read is not computed, and
+   the gradient has the same bits. */
+static void test_late(void **state)
+{
+    (void)state;
+    fixture f;
+    float w[C * C], v[T * C], r[T * C], grad[2][T * C], y_read[T * C], y_plain[T * C];
+    bs_linear *l;
+    bs_tensor *h, *p, *y, *dx;
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    ok(bs_linear_new(f.e, &(bs_linear_cfg){.block = 0, .weight = &info}, &l));
+    fix_floats(&f, v, T * C);
+    fix_floats(&f, r, T * C);
+    for (int look = 0; look < 2; look++) {
+        fix_scope(&f, 0, true, false);
+        bs_tensor *x = fix_from(&f, T, C, v), *g = fix_from(&f, T, C, r);
+        ok(bs_tensor_want_grad(x));
+        uint64_t before = fix_launches(&f);
+        ok(bs_op_glu(x, x, BS_ACT_SILU, &h));
+        ok(bs_op_linear(h, l, &p));
+        ok(bs_op_add(x, p, &y));
+        assert_int_equal(fix_launches(&f), before);
+        if (look) {
+            fix_values(y, y_read);
+            assert_int_equal(fix_launches(&f) - before, 3);
+            fix_values(y, y_read);
+            assert_int_equal(fix_launches(&f) - before, 3); /* once */
+        }
+        before = fix_launches(&f);
+        ok(bs_scope_backward(f.e, 1, &y, &g));
+        assert_int_equal(fix_launches(&f) - before, 4); /* dx of linear, glu, two sums of gradients */
+        ok(bs_tensor_grad(x, &dx));
+        fix_values(dx, grad[look]);
+        release_all(x, g, h, p, y, dx);
+        bs_scope_close(f.e);
+    }
+    assert_memory_equal(grad[0], grad[1], sizeof grad[0]);
+    fix_scope(&f, 0, false, false);
+    bs_tensor *x = fix_from(&f, T, C, v);
+    ok(bs_op_glu(x, x, BS_ACT_SILU, &h));
+    ok(bs_op_linear(h, l, &p));
+    ok(bs_op_add(x, p, &y));
+    fix_values(y, y_plain);
+    assert_memory_equal(y_read, y_plain, sizeof y_plain);
+    release_all(x, h, p, y);
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
+/* Scopes of one forward pass each, set aside and walked in another order: the gradients of a pass of its own. */
+static void test_kept(void **state)
+{
+    (void)state;
+    enum { N = 3 };
+    fixture f;
+    float w[C * C], v[N][T * C], r[T * C], want[N][T * C], got[T * C];
+    bs_linear *l;
+    bs_kept *kept[N];
+    bs_tensor *x, *h, *y, *g, *dx, *pair[2];
+    start(&f);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    ok(bs_linear_new(f.e, &(bs_linear_cfg){.block = 0, .weight = &info}, &l));
+    fix_floats(&f, r, T * C);
+    for (int i = 0; i < 2 * N; i++) {
+        bool keep = i >= N;
+        fix_scope(&f, 0, true, false);
+        x = fix_at(&f, T, C, i < N ? fix_floats(&f, v[i], T * C) : v[i - N]);
+        ok(bs_tensor_want_grad(x));
+        ok(bs_op_act(x, BS_ACT_SILU, &h));
+        ok(bs_op_linear(h, l, &y));
+        ok(bs_op_mul(y, h, &g));
+        release_all(y);
+        y = g;
+        if (keep) {
+            bs_place at;
+            ok(bs_tensor_place(y, &at));
+            ok(bs_scope_keep(f.e, 2, (bs_tensor *[]){x, y}, &kept[i - N]));
+            assert_error(bs_tensor_place(y, &at), BS_STATE, "after its scope ended");
+            release_all(x, h, y);
+            continue;
+        }
+        g = fix_from(&f, T, C, r);
+        ok(bs_scope_backward(f.e, 1, &y, &g));
+        ok(bs_tensor_grad(x, &dx));
+        fix_values(dx, want[i]);
+        release_all(x, h, y, g, dx);
+        bs_scope_close(f.e);
+    }
+    for (int k = 0; k < 2; k++) { /* newest, then oldest; the third is never walked */
+        int i = k == 0 ? N - 1 : 0;
+        ok(bs_scope_resume(kept[i], pair));
+        assert_error(bs_scope_resume(kept[1], (bs_tensor *[2]){0}), BS_STATE,
+                     "cannot be resumed while");
+        g = fix_from(&f, T, C, r);
+        ok(bs_scope_backward(f.e, 1, &pair[1], &g));
+        ok(bs_tensor_grad(pair[0], &dx));
+        fix_values(dx, got);
+        assert_memory_equal(got, want[i], sizeof got);
+        release_all(pair[0], pair[1], g, dx);
+        bs_scope_close(f.e);
+    }
+    bs_engine_stats s;
+    bs_engine_stats_get(f.e, &s);
+    assert_true(s.arena_now > 0);
+    bs_kept_free(kept[1]);
+    bs_engine_stats_get(f.e, &s);
+    assert_int_equal(s.arena_now, 0);
+
+    fix_scope(&f, 0, false, false);
+    assert_error(bs_scope_keep(f.e, 0, NULL, &kept[0]), BS_STATE, "records no tape");
+    bs_scope_close(f.e);
+    assert_error(bs_scope_keep(f.e, 0, NULL, &kept[0]), BS_STATE, "no scope is open");
+    fix_scope(&f, 0, true, false);
+    x = fix_at(&f, T, C, v[0]);
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_act(x, BS_ACT_SILU, &y));
+    ok(bs_scope_keep(f.e, 1, &y, &kept[0])); /* left to the end of the engine */
+    release_all(x, y);
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
 static void test_view(void **state)
 {
     (void)state;
@@ -553,6 +680,8 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_several_consumers),
                                        cmocka_unit_test(test_shared_gradient),
                                        cmocka_unit_test(test_linears_share_an_input),
+                                       cmocka_unit_test(test_late),
+                                       cmocka_unit_test(test_kept),
                                        cmocka_unit_test(test_view),
                                        cmocka_unit_test(test_frozen_records_nothing),
                                        cmocka_unit_test(test_backward_frees),

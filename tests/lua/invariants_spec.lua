@@ -55,6 +55,7 @@ local placements = {
   { home = "disk", io = { no_direct = true } },
   { home = "auto", vram = 700 * 1024 }, { home = "auto", vram = 700 * 1024, ram = 6 * 1024 * 1024 },
   { home = "disk", threads = 1 }, { home = "gpu", threads = 1 },
+  { home = "disk", keep = 0 }, { home = "ram", keep = 1, boundaries = "host" }, { home = "gpu", keep = 2 },
 }
 
 local function name_of(p)
@@ -69,7 +70,7 @@ end
 describe("streamed equals resident, three steps, every byte:", function()
   for _, kind in ipairs { "bf16", "f32" } do
     local losses, values, grads
-    setup(function() losses, values, grads = train({ home = "gpu", model = folder(kind) }, 3) end)
+    setup(function() losses, values, grads = train({ home = "gpu", keep = 0, model = folder(kind) }, 3) end)
     for _, p in ipairs(placements) do
       it(kind .. " " .. name_of(p), function()
         local settings = { model = folder(kind) }
@@ -111,6 +112,19 @@ describe("the plan", function()
       assert.equal(e.pool_bytes, e.peak_bytes)
     end)
   end
+
+  it("keeps activations of upper layers where that fits and pays", function()
+    local kept <close> = open { home = "gpu" }
+    assert.equal(kept.keepable, kept.choice.keep)
+    local bare <close> = open { home = "gpu", keep = 0 }
+    assert.is_true(kept.choice.peak > bare.choice.peak)
+    local tight <close> = open { home = "gpu", vram = bare.choice.peak }
+    assert.equal(0, tight.choice.keep)
+    local ok, err = pcall(open, { keep = kept.keepable + 1 })
+    assert.is_false(ok)
+    assert.equal(2, err.bs_exit)
+    assert.matches("keep=" .. kept.keepable + 1 .. "; at most " .. kept.keepable, err.message, 1, true)
+  end)
 
   it("predicts the embedding rows once the batch is known", function()
     local j <close> = open { home = "disk" }
@@ -161,7 +175,7 @@ describe("the plan", function()
   it("reads less when more is resident", function()
     local last
     for _, vram in ipairs { 620, 700, 800, 2000 } do
-      local j <close> = open { vram = vram * 1024, ram = 6 * 1024 * 1024, dev_slots = 2 }
+      local j <close> = open { vram = vram * 1024, ram = 6 * 1024 * 1024, dev_slots = 2, keep = 0 }
       local link = j.plan:bytes(true).link
       assert.is_true(last == nil or link <= last)
       last = link

@@ -46,6 +46,44 @@ describe("closed objects", function()
   end)
 end)
 
+describe("a scope set aside", function()
+  it("is walked later, through new handles", function()
+    local t = machine.new()
+    local scope, x, y = step(t)
+    local kept = scope:keep(x, y, y * y) -- the gradient of the product reads y
+    assert.equal("bs.scope (closed)", tostring(scope))
+    assert.error_matches(function() y:read() end, "tensor of scope 'step', which has ended")
+    scope:close()
+    local again, x2, y2, z2 = kept:resume()
+    assert.error_matches(function() kept:resume() end, "closed bs.kept")
+    again:backward {{z2, y2}}
+    assert.same({3, 3}, x2:grad():dims())
+    again:close()
+    finish(t)
+    assert.equal(0, (t.device:violations()))
+  end)
+
+  it("ends with anything that it may have used", function()
+    for _, name in ipairs {"linear", "batch", "engine"} do
+      local t = machine.new()
+      local scope, x, y = step(t)
+      local kept = scope:keep(x, y)
+      t[name]:close()
+      assert.error_matches(function() kept:resume() end, "closed bs.kept")
+    end
+  end)
+
+  it("that is collected gives its memory back", function()
+    local t = machine.new()
+    local scope, x, y = step(t)
+    local kept = scope:keep(x, y) -- luacheck: ignore
+    kept = nil -- luacheck: ignore
+    collectgarbage()
+    collectgarbage()
+    assert.equal(0, t.engine:stats().arena_now)
+  end)
+end)
+
 describe("collection", function()
   it("keeps owners while something made on them lives", function()
     local batch

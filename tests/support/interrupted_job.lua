@@ -50,6 +50,7 @@ function held_out.passes()
 end
 
 local j <close> = job.new {
+  keep = 0,
   model = model, micro_tokens = 24, micros = 2, lora = { r = 4, alpha = 8 }, home = "disk", dev_slots = 1,
   host_slots = 1,
 }

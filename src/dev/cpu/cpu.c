@@ -32,6 +32,7 @@ static bs_status cpu_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     d->jitter_seed = cfg->jitter_seed;
     d->fail_call = cfg->fail_call;
     d->fail_pin = cfg->fail_pin;
+    pthread_mutex_init(&d->profile_lock, NULL);
     dev->impl = d;
     bsk_cpu_init();
     return BS_OK;
@@ -45,6 +46,7 @@ static void cpu_close(bs_dev *dev) /* its queues are closed */
         bsi_free(s);
         s = next;
     }
+    pthread_mutex_destroy(&d->profile_lock);
     bsi_free(d);
 }
 
@@ -210,6 +212,14 @@ static int cpu_violations(const bs_dev *dev, const char **text)
     return 0;
 }
 
+static bs_status cpu_profile(bs_dev *dev, bsi_profile *into)
+{
+    cpu_dev *d = dev->impl;
+    bsi_cpu_drain(d);
+    d->profile = into;
+    return bsi_cpu_status(d);
+}
+
 const bsi_dev_ops bsi_dev_cpu = {
     .size = sizeof(bsi_dev_ops),
     .open = cpu_open,
@@ -230,4 +240,5 @@ const bsi_dev_ops bsi_dev_cpu = {
     .host_fn = cpu_host_fn,
     .queue_status = cpu_queue_status,
     .violations = cpu_violations,
+    .profile = cpu_profile,
 };

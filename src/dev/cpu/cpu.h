@@ -104,6 +104,8 @@ typedef struct cpu_dev {
     cpu_mark *free_marks;
     _Atomic uint32_t failed; /* FAIL_*: the failing worker releases, everyone acquires */
     bs_errinfo error;        /* written once, before failed becomes FAIL_SET */
+    bsi_profile *profile;    /* owner, while nothing is issued; workers add to it behind the lock */
+    pthread_mutex_t profile_lock;
 } cpu_dev;
 
 enum { FAIL_NONE, FAIL_WRITING, FAIL_SET };

@@ -21,7 +21,8 @@
 #define SLAB_NODES    64
 #define SLAB_MARKS    256
 #define RECLAIM_EVERY 256 /* issues between two looks at a queue that nobody queries */
-#define MAX_AHEAD     1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
+#define MAX_AHEAD                                                                                      \
+    1024 /* commands of a queue that have not run; more, and issuing waits for the worker */
 
 /* ---- nodes and marks (owner) ----------------------------------------------------------------- */
 
@@ -201,6 +202,20 @@ static void fail(cpu_queue *q, const cpu_node *n)
     atomic_store_explicit(&d->failed, FAIL_SET, memory_order_release);
 }
 
+static void launch(const cpu_queue *q, const cpu_node *n)
+{
+    cpu_dev *d = q->dev;
+    const bsk_entry *kernel = &bsk_cpu[n->u.launch.op];
+    double t0 = d->profile ? bsi_now() : 0.0;
+    kernel->fn(&n->u.launch.call);
+    if (!d->profile)
+        return;
+    double seconds = bsi_now() - t0;
+    pthread_mutex_lock(&d->profile_lock);
+    bsi_profile_add(d->profile, kernel->name, n->label, seconds);
+    pthread_mutex_unlock(&d->profile_lock);
+}
+
 static void operate(cpu_queue *q, const cpu_node *n)
 {
     if (atomic_load_explicit(&q->dev->failed, memory_order_relaxed) != FAIL_NONE)
@@ -217,7 +232,7 @@ static void operate(cpu_queue *q, const cpu_node *n)
         memset(n->u.fill.dst, n->u.fill.byte, n->u.fill.bytes);
         break;
     case CPU_LAUNCH:
-        bsk_cpu[n->u.launch.op].fn(&n->u.launch.call);
+        launch(q, n);
         break;
     default:
         n->u.host_fn.fn(n->u.host_fn.ud);

@@ -234,8 +234,12 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
     d->x.stream = stream_of(q);
     d->x.note = NULL;
     cudaError_t e = k->shared ? claim(d, d->x.stream) : cudaSuccess;
+    if (e == cudaSuccess && d->profile)
+        e = bsi_cuda_timer_begin(d, d->x.stream, k->name, label);
     if (e == cudaSuccess)
         e = k->fn(&d->x, &c);
+    if (e == cudaSuccess && d->profile)
+        e = bsi_cuda_timer_end(d, d->x.stream);
     if (e == cudaSuccess)
         return BS_OK;
     if (e == cudaErrorNotSupported && d->x.note)
@@ -279,4 +283,5 @@ const bsi_dev_ops bsi_dev_cuda = {
     .host_fn = cuda_host_fn,
     .queue_status = cuda_queue_status,
     .violations = cuda_violations,
+    .profile = bsi_cuda_profile,
 };

@@ -20,6 +20,13 @@ typedef struct cuda_host_fill {
     atomic_bool done; /* released by CUDA's thread; the owner frees */
 } cuda_host_fill;
 
+/* Launches between two events each, until their times are known (cuda_profile.c). */
+typedef struct cuda_timer {
+    cudaEvent_t begin, end;
+    const char *op;
+    char label[32]; /* cut off when it is longer */
+} cuda_timer;
+
 typedef struct cuda_dev {
     int ordinal;
     bsk_cublas blas;
@@ -35,7 +42,13 @@ typedef struct cuda_dev {
     unsigned jitter_us;
     uint64_t jitter;  /* state of the random delays */
     bs_errinfo error; /* status BS_OK: none */
+
+    bsi_profile *profile;    /* NULL: launches are not timed */
+    cuda_timer *timer;       /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
+    int timers, timers_open; /* pending; with events */
 } cuda_dev;
+
+enum { BSI_CUDA_TIMERS = 4096 };
 
 typedef struct cuda_block { /* what bsi_mem.impl is */
     void *at;
@@ -50,6 +63,12 @@ void bsi_cuda_close(bs_dev *dev);
 /* cuda_mem.c */
 bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out);
 void bsi_cuda_mem_free(bsi_mem *mem);
+
+/* cuda_profile.c. Around a launch while d->profile is set; begin makes room first, which may wait. */
+cudaError_t bsi_cuda_timer_begin(cuda_dev *d, cudaStream_t s, const char *op, const char *label);
+cudaError_t bsi_cuda_timer_end(cuda_dev *d, cudaStream_t s);
+bs_status bsi_cuda_profile(bs_dev *dev, bsi_profile *into);
+void bsi_cuda_profile_close(cuda_dev *d);
 
 /* "what: CUDA's name and text"; also takes the error out of CUDA's per-thread state. */
 bs_status bsi_cuda_fail(bs_status st, cudaError_t e, const char *fmt, ...) BSI_PRINTF(3, 4);

@@ -224,6 +224,7 @@ void bsi_cuda_close(bs_dev *dev) /* its queues are closed; the context is the pr
 {
     cuda_dev *d = dev->impl;
     give_resources(d);
+    bsi_cuda_profile_close(d);
     for (cuda_host_fill *f = d->fills; f;) {
         cuda_host_fill *next = f->next;
         bsi_free(f);
