@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# compute-sanitizer: memcheck over some trials of every kernel and over a small training job in bf16 that is streamed
+# compute-sanitizer: memcheck over every kernel and over a small training job in bf16 that is streamed
 # from disk, racecheck over the kernels with shared memory (attention, norms, softmax). The three run side by side.
 # Exit status: the number of runs that failed.
-#   tests/gpu_sanitize.sh FOLDER_WITH_THE_PROGRAMS [OUT]      EVERY=4 RACE_EVERY=12: one trial in so many
+#   tests/gpu_sanitize.sh FOLDER_WITH_THE_PROGRAMS [OUT]      EVERY=1 RACE_EVERY=12: one trial in so many
 set -uo pipefail
 folder=$(cd "$1" && pwd) || exit 1
 out=${2:-build/gpu-sanitize}
@@ -27,7 +27,7 @@ run() { # name, options of the tool, program...
   echo $status >"$out/$name.status"
 }
 export BS_TEST_DEVICE=cuda BS_TEST_DTYPE=bf16 BS_TEST_TMP=$out/tmp
-run memcheck-kernels "--tool memcheck --leak-check no" "$kernels" "--every=${EVERY:-4}" &
+run memcheck-kernels "--tool memcheck --leak-check no" "$kernels" "--every=${EVERY:-1}" &
 run memcheck-job "--tool memcheck --leak-check no" "$folder/bslua" tests/support/streamed_job.lua &
 run racecheck "--tool racecheck --racecheck-report all" "$kernels" "--only=attention,rmsnorm,layernorm,softmax" \
   "--every=${RACE_EVERY:-12}" &
