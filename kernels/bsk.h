@@ -39,13 +39,16 @@ typedef enum bsk_op {
     BSK_LAYERNORM,    /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
     BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
     BSK_ROPE,         /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
-    BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w
-                         ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
+    BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w, sinks ar|absent
+                         ; T, H, K, D, n_rows, window, capacity ; scale, softcap
+                         (sinks [H]: a score per head that takes part in the softmax and has no value) */
     BSK_ATTENTION_BWD, /* q ar, k ar, v ar, cu r, o ar, lse r, do ar, dq aw, dk aw, dv aw, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
+    BSK_SINKS_BWD,    /* o ar, do ar, lse r, sinks ar, dsinks rw ; T, H, D
+                         (dsinks[h] -= sum over t of exp(sinks[h] - lse[t,h]) * (do . o)[t,h], f64 inside) */
     BSK_CACHE_PUT,    /* x ar, row r(i32), pos r(i32), cache arw ; T, C, rows, capacity
                          (cache[row[t]][pos[t]] = x[t]; cache [rows, capacity, C]) */
-    BSK_ATTENTION_CACHE, /* q ar, k ar, v ar, row r(i32), pos r(i32), o aw, scratch w
+    BSK_ATTENTION_CACHE, /* q ar, k ar, v ar, row r(i32), pos r(i32), o aw, scratch w, sinks ar|absent
                          ; T, H, K, D, rows, window, capacity ; scale, softcap
                          (query t sees keys 0..pos[t] of row[t], and no others, of k, v [rows, capacity, K*D];
                          scratch: bsk_attention_scratch of the capacity) */
@@ -155,6 +158,7 @@ void bsk_rope_f32(bsk_par *par, const float *x, const int32_t *pos, const float 
 typedef struct bsk_attention_dims {
     int64_t T, H, K, D, n_rows, window, capacity;
     float scale, softcap;
+    const float *sinks; /* [H], or NULL */
 } bsk_attention_dims;
 void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                        const float *v, const int32_t *cu, float *o, float *lse, void *scratch);
@@ -167,6 +171,8 @@ void bsk_attention_cache_f32(bsk_par *par, const bsk_attention_dims *d, const fl
 void bsk_attention_bwd_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                            const float *v, const int32_t *cu, const float *o, const float *lse,
                            const float *grad_o, float *dq, float *dk, float *dv, void *scratch);
+void bsk_sinks_bwd_f32(const float *o, const float *grad_o, const float *lse, const float *sinks,
+                       float *dsinks, int64_t T, int64_t H, int64_t D);
 /* The loops that define attention; the functions above must agree with them. */
 void bsk_attention_plain_f32(const bsk_attention_dims *d, const float *q, const float *k,
                              const float *v, const int32_t *cu, float *o, float *lse);

@@ -614,6 +614,7 @@ typedef struct bs_attention_cfg {
     double scale;    /* 0: head_dim^-0.5 */
     int64_t window;  /* key j is seen by query i iff 0 <= i-j < window; 0: no window */
     double softcap;  /* 0: none; else cap*tanh(s/cap) */
+    bs_weight *sinks; /* [heads], or NULL: a score per head that takes part in the softmax and has no value */
 } bs_attention_cfg;
 /* Causal attention inside each row of the micro-batch. q [T, heads*D], k and v [T, kv_heads*D]. */
 BS_API BS_NODISCARD bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v,

@@ -2,8 +2,9 @@
 /*
 ** attention.c: the loops that define attention. q [T,H*D], k and v [T,K*D], o [T,H*D], lse [T,H];
 ** query head h reads key/value head h / (H/K); row r of the batch is tokens [cu[r], cu[r+1]). Key j
-** is seen by query i of the same row iff 0 <= i - j, and i - j < window when there is one. Scores
-** and sums are f64; serial.
+** is seen by query i of the same row iff 0 <= i - j, and i - j < window when there is one. A head may
+** have a sink: a score beside those of its keys, without a value. lse has it in, so that the gradients
+** of q, k and v are the same formulas. Scores and sums are f64; serial.
 */
 #include "cpu.h"
 
@@ -43,11 +44,12 @@ void bsk_attention_plain_f32(const bsk_attention_dims *d, const float *q, const 
             for (int64_t h = 0; h < H; h++) {
                 int64_t kv = h / (H / K), j0 = first_key(d, cu[r], i);
                 const float *qi = q + (i * H + h) * D;
-                double m = (double)-INFINITY, sum = 0;
+                double sink = d->sinks ? (double)d->sinks[h] : (double)-INFINITY, m = sink, sum = 0;
                 for (int64_t j = j0; j <= i; j++)
                     m = fmax(m, score(d, qi, k + (j * K + kv) * D, &slope));
                 for (int64_t j = j0; j <= i; j++)
                     sum += exp(score(d, qi, k + (j * K + kv) * D, &slope) - m);
+                sum += exp(sink - m);
                 float *oi = o + (i * H + h) * D;
                 memset(oi, 0, (size_t)D * sizeof *oi);
                 for (int64_t j = j0; j <= i; j++) {
@@ -85,4 +87,17 @@ void bsk_attention_bwd_plain_f32(const bsk_attention_dims *d, const float *q, co
                     }
                 }
             }
+}
+
+void bsk_sinks_bwd_f32(const float *o, const float *grad_o, const float *lse, const float *sinks,
+                       float *dsinks, int64_t T, int64_t H, int64_t D)
+{
+    for (int64_t h = 0; h < H; h++) {
+        double sum = 0;
+        for (int64_t t = 0; t < T; t++) {
+            int64_t at = t * H + h;
+            sum += exp((double)sinks[h] - (double)lse[at]) * dot(grad_o + at * D, o + at * D, D);
+        }
+        dsinks[h] -= (float)sum;
+    }
 }

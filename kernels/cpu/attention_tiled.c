@@ -90,7 +90,7 @@ BSK_WIDE static void scale_rows(float *o, int64_t ld, int64_t n, int64_t D, cons
 struct queries {
     const float *q, *k, *v; /* query 0, key 0 and value 0 of the heads */
     float *o, *lse;         /* of query 0; lse NULL: not wanted */
-    int64_t start, q0, qn;
+    int64_t h, start, q0, qn;
 };
 
 static void forward_unit(const bsk_attention_dims *d, float *s, const struct queries *u)
@@ -111,6 +111,8 @@ static void forward_unit(const bsk_attention_dims *d, float *s, const struct que
                      u->o, ldq);
     }
     for (int64_t r = 0; r < qn; r++) {
+        if (d->sinks)
+            sum[r] += exp((double)d->sinks[u->h] - (double)m[r]);
         factor[r] = (float)(1.0 / sum[r]);
         if (u->lse)
             u->lse[r * d->H] = (float)((double)m[r] + log(sum[r]));
@@ -130,7 +132,7 @@ static void forward_task(void *arg, int64_t slot)
                     int64_t q = (q0 * a->d->H + h) * a->d->D, kv = h / (a->d->H / a->d->K) * a->d->D;
                     forward_unit(a->d, s,
                                  &(struct queries){a->q + q, a->k + kv, a->v + kv, a->o + q,
-                                                   a->lse + q0 * a->d->H + h, a->cu[r], q0,
+                                                   a->lse + q0 * a->d->H + h, h, a->cu[r], q0,
                                                    BSI_MIN(QUERIES, a->cu[r + 1] - q0)});
                 }
 }
@@ -173,9 +175,9 @@ static void cached_task(void *arg, int64_t slot)
             if (unit++ % SLOTS == slot) {
                 int64_t q = (t * d->H + h) * d->D,
                         k = a->row[t] * row_floats + h / (d->H / d->K) * d->D;
-                forward_unit(
-                    d, a->scratch + slot * a->slice,
-                    &(struct queries){a->q + q, a->k + k, a->v + k, a->o + q, NULL, 0, a->pos[t], n});
+                forward_unit(d, a->scratch + slot * a->slice,
+                             &(struct queries){a->q + q, a->k + k, a->v + k, a->o + q, NULL, h, 0,
+                                               a->pos[t], n});
             }
     }
 }

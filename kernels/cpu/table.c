@@ -110,9 +110,16 @@ static bsk_attention_dims attention_dims(const bsk_call *c)
                                 .softcap = F(1)};
 }
 
-static void attention(const bsk_call *c)
+static bsk_attention_dims attention_with_sinks(const bsk_call *c)
 {
     bsk_attention_dims d = attention_dims(c);
+    d.sinks = P(7);
+    return d;
+}
+
+static void attention(const bsk_call *c)
+{
+    bsk_attention_dims d = attention_with_sinks(c);
     bsk_attention_f32(c->par, &d, P(0), P(1), P(2), P(3), P(4), P(5), P(6));
 }
 
@@ -123,6 +130,11 @@ static void attention_bwd(const bsk_call *c)
                           P(10));
 }
 
+static void sinks_bwd(const bsk_call *c)
+{
+    bsk_sinks_bwd_f32(P(0), P(1), P(2), P(3), P(4), N(0), N(1), N(2));
+}
+
 static void cache_put(const bsk_call *c)
 {
     bsk_cache_put_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(3));
@@ -130,7 +142,7 @@ static void cache_put(const bsk_call *c)
 
 static void attention_cache(const bsk_call *c)
 {
-    bsk_attention_dims d = attention_dims(c);
+    bsk_attention_dims d = attention_with_sinks(c);
     bsk_attention_cache_f32(c->par, &d, P(0), P(1), P(2), P(3), P(4), P(5), P(6));
 }
 
@@ -281,6 +293,7 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_ROPE] = {"rope", rope},
     [BSK_ATTENTION] = {"attention", attention},
     [BSK_ATTENTION_BWD] = {"attention_bwd", attention_bwd},
+    [BSK_SINKS_BWD] = {"sinks_bwd", sinks_bwd},
     [BSK_CACHE_PUT] = {"cache_put", cache_put},
     [BSK_ATTENTION_CACHE] = {"attention_cache", attention_cache},
     [BSK_GLU] = {"glu", glu},

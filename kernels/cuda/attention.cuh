@@ -17,6 +17,7 @@
 
 struct attention_args {
     const void *q, *k, *v, *o_in, *grad_o;
+    const void *sinks;    /* [H], or NULL; forward only */
     const int32_t *cu; /* [n_rows+1] */
     const float *lse_in;
     void *o, *dq, *dk, *dv;
@@ -55,6 +56,7 @@ static inline void attention_forward_args(const bsk_call *c, attention_args *a)
 {
     a->o = c->p[4];
     a->lse = (float *)c->p[5];
+    a->sinks = c->p[7];
 }
 
 /* The scratch holds delta [T,H], then first [T]. */

@@ -191,6 +191,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
             float total = sum[m][half];
             total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+            if (a.sinks)
+                total += exp2f(to_f32(((const bf16 *)a.sinks)[h]) * LOG2E - max[m][half] * power);
             inv[half] = 1.0f / total;
             int row = i + 8 * half + lane / 4;
             if (lane % 4 == 0 && row < end)

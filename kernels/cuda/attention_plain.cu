@@ -115,6 +115,8 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_
         int i = row0 + warp_row + r;
         if (i >= end)
             continue;
+        if (a.sinks)
+            sum[r] += expf(to_f32(((const T *)a.sinks)[h]) - m[r]);
         store_row((T *)a.o + i * ldq + (int64_t)h * D, acc[r], 1.0f / sum[r], D);
         if (lane == 0)
             a.lse[(int64_t)i * a.H + h] = m[r] + logf(sum[r]);
@@ -239,5 +241,43 @@ cudaError_t bsk_cuda_attention_bwd_plain(bsk_cuda *x, const bsk_call *c)
         cudaError_t st = launch(x, backward_kernel<T, true>, a, a.K, tile_bytes(a.D, 2, 2));
         return st != cudaSuccess ? st
                                  : launch(x, backward_kernel<T, false>, a, a.H, tile_bytes(a.D, 2, 2));
+    });
+}
+
+/* A block sums up one head: threads in f64 over every THREADS-th token, then in the order of the threads. */
+template <class T>
+static __global__ void __launch_bounds__(WARPS * 32)
+    sinks_kernel(const T *o, const T *grad_o, const float *lse, const T *sinks, float *dsinks,
+                 int64_t n, int H, int D)
+{
+    __shared__ double part[WARPS * 32];
+    int h = blockIdx.x;
+    double sum = 0.0;
+    for (int64_t t = threadIdx.x; t < n; t += WARPS * 32) {
+        int64_t at = t * H + h;
+        float delta = 0.0f;
+        for (int c = 0; c < D; c++)
+            delta += to_f32(o[at * D + c]) * to_f32(grad_o[at * D + c]);
+        sum += (double)(expf(to_f32(sinks[h]) - lse[at]) * delta);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    for (int i = 1; i < WARPS * 32; i++)
+        sum += part[i];
+    dsinks[h] -= (float)sum;
+}
+
+cudaError_t bsk_cuda_sinks_bwd(bsk_cuda *x, const bsk_call *c)
+{
+    if (c->n[0] <= 0)
+        return cudaSuccess;
+    return by_type(x, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        sinks_kernel<T><<<(unsigned)c->n[1], WARPS * 32, 0, x->stream>>>(
+            (const T *)c->p[0], (const T *)c->p[1], (const float *)c->p[2], (const T *)c->p[3],
+            (float *)c->p[4], c->n[0], (int)c->n[1], (int)c->n[2]);
+        return cudaGetLastError();
     });
 }

@@ -11,7 +11,8 @@ enum { WARPS = 8, CHANNELS = BSK_CUDA_MAX_HEAD_DIM / 32 };
 template <class T> struct cache_args {
     const T *q, *k, *v; /* [T,H*D], [rows,capacity,K*D] */
     const int32_t *row, *pos;
-    T *o; /* [T,H*D] */
+    T *o;           /* [T,H*D] */
+    const T *sinks; /* [H], or NULL */
     int64_t capacity, window;
     int H, K, D;
     float scale, cap;
@@ -26,8 +27,9 @@ static __device__ inline float sum_of_warp(float v)
 
 /* acc, m, sum take the keys first, first + WARPS, .. up to `last` */
 template <class T>
-static __device__ inline void walk_keys(const cache_args<T> &a, const T *k, const T *v, int64_t first, int64_t last,
-                                        const float (&q)[CHANNELS], float (&acc)[CHANNELS], float *m, float *sum)
+static __device__ inline void walk_keys(const cache_args<T> &a, const T *k, const T *v, int64_t first,
+                                        int64_t last, const float (&q)[CHANNELS],
+                                        float (&acc)[CHANNELS], float *m, float *sum)
 {
     int lane = threadIdx.x % 32;
     int64_t ld = (int64_t)a.K * a.D;
@@ -49,7 +51,8 @@ static __device__ inline void walk_keys(const cache_args<T> &a, const T *k, cons
     }
 }
 
-template <class T> static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(cache_args<T> a)
+template <class T>
+static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(cache_args<T> a)
 {
     __shared__ float parts[WARPS][BSK_CUDA_MAX_HEAD_DIM], ms[WARPS], sums[WARPS];
     int h = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -75,6 +78,8 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) attentio
         max = fmaxf(max, ms[w]); /* of warp 0 at least it is finite: it has a key */
     for (int w = 0; w < WARPS; w++)
         total += sums[w] * expf(ms[w] - max);
+    if (a.sinks)
+        total += expf(to_f32(a.sinks[h]) - max);
     for (int c = lane; c < a.D; c += 32) {
         float y = 0.0f;
         for (int w = 0; w < WARPS; w++)
@@ -93,17 +98,28 @@ cudaError_t bsk_cuda_attention_cache(bsk_cuda *x, const bsk_call *c)
         return cudaSuccess;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        cache_args<T> a = {(const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (const int32_t *)c->p[3],
-                           (const int32_t *)c->p[4], (T *)c->p[5], c->n[6], c->n[5], (int)c->n[1], (int)c->n[2],
-                           (int)c->n[3], (float)c->f[0], (float)c->f[1]};
+        cache_args<T> a = {(const T *)c->p[0],
+                           (const T *)c->p[1],
+                           (const T *)c->p[2],
+                           (const int32_t *)c->p[3],
+                           (const int32_t *)c->p[4],
+                           (T *)c->p[5],
+                           (const T *)c->p[7],
+                           c->n[6],
+                           c->n[5],
+                           (int)c->n[1],
+                           (int)c->n[2],
+                           (int)c->n[3],
+                           (float)c->f[0],
+                           (float)c->f[1]};
         attention_kernel<T><<<dim3((unsigned)a.H, (unsigned)c->n[0]), WARPS * 32, 0, x->stream>>>(a);
         return cudaGetLastError();
     });
 }
 
 template <class T>
-static __global__ void put_kernel(const T *x, const int32_t *row, const int32_t *pos, T *cache, int64_t n, int64_t C,
-                                  int64_t capacity)
+static __global__ void put_kernel(const T *x, const int32_t *row, const int32_t *pos, T *cache,
+                                  int64_t n, int64_t C, int64_t capacity)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = i / C;
     if (i < n)
@@ -118,7 +134,8 @@ cudaError_t bsk_cuda_cache_put(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         put_kernel<T><<<(unsigned)((n + MAP_THREADS - 1) / MAP_THREADS), MAP_THREADS, 0, x->stream>>>(
-            (const T *)c->p[0], (const int32_t *)c->p[1], (const int32_t *)c->p[2], (T *)c->p[3], n, c->n[1], c->n[3]);
+            (const T *)c->p[0], (const int32_t *)c->p[1], (const int32_t *)c->p[2], (T *)c->p[3], n,
+            c->n[1], c->n[3]);
         return cudaGetLastError();
     });
 }

@@ -39,6 +39,7 @@ const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {
     [BSK_ROPE] = {"rope", bsk_cuda_rope, false},
     [BSK_ATTENTION] = {"attention", bsk_cuda_attention, false},
     [BSK_ATTENTION_BWD] = {"attention_bwd", bsk_cuda_attention_bwd, false},
+    [BSK_SINKS_BWD] = {"sinks_bwd", bsk_cuda_sinks_bwd, false},
     [BSK_CACHE_PUT] = {"cache_put", bsk_cuda_cache_put, false},
     [BSK_ATTENTION_CACHE] = {"attention_cache", bsk_cuda_attention_cache, false},
     [BSK_GLU] = {"glu", bsk_cuda_glu, false},

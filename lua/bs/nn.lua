@@ -308,9 +308,10 @@ function nn.fused_mlp_tensors(list, c)
 end
 
 --- Causal attention with the numbers of c: heads, kv_heads, head_dim; scale (nil: head_dim^-0.5), softcap,
--- and the window in the layers that c.sliding names.
-function nn.attention(c, ctx, q, k, v)
+-- and the window in the layers that c.sliding names. sinks: a weight of one score per head, or nil.
+function nn.attention(c, ctx, q, k, v, sinks)
   return ctx.attend(q, k, v, {
+    sinks = sinks,
     heads = c.heads, kv_heads = c.kv_heads, head_dim = c.head_dim, scale = c.scale, softcap = c.softcap,
     window = c.sliding and c.sliding[ctx.layer] and c.window or 0,
   })

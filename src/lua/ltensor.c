@@ -362,8 +362,8 @@ static int l_rope(lua_State *L)
     return finish(L, box, y, st, "bs.op.rope");
 }
 
-/* attention(q, k, v, {heads =, kv_heads =, head_dim =, scale =, window =, softcap =} [, cache, layer]): inside
-   the rows of the micro-batch, or against the layer (from 0) of a cache, which takes k and v. */
+/* attention(q, k, v, {heads =, kv_heads =, head_dim =, scale =, window =, softcap =, sinks =} [, cache, layer]):
+   inside the rows of the micro-batch, or against the layer (from 0) of a cache, which takes k and v. */
 static int l_attention(lua_State *L)
 {
     static const bsl_option spec[] = {{"heads", BSL_INT, offsetof(bs_attention_cfg, heads), true},
@@ -372,11 +372,16 @@ static int l_attention(lua_State *L)
                                       {"scale", BSL_NUM, offsetof(bs_attention_cfg, scale), false},
                                       {"window", BSL_I64, offsetof(bs_attention_cfg, window), false},
                                       {"softcap", BSL_NUM, offsetof(bs_attention_cfg, softcap), false},
+                                      {"sinks", BSL_ANY, 0, false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_attention_cfg cfg = {0};
     bs_tensor *q = bsl_checktensor(L, 1), *k = bsl_checktensor(L, 2), *v = bsl_checktensor(L, 3),
               *y = NULL;
     bsl_options(L, 4, spec, &cfg);
+    lua_settop(L, 6);
+    cfg.sinks = bsl_optionbox(L, 4, "sinks", &bsl_weight_type, false);
+    if (cfg.sinks)
+        bsl_use(L, 7);
     bs_cache *cache = bsl_opt(L, 5, &cache_type);
     int layer = cache ? bsl_checkint(L, 6, 0, INT_MAX) : 0;
     if (cache)

@@ -109,7 +109,7 @@ static bs_status attend(bsi_space *s, const bs_cache *c, const layer *l, const b
     BSI_TRY(bsi_arena_take(s->e->pool, bytes, &scratch));
     bsi_kcall k = {
         .op = BSK_ATTENTION_CACHE,
-        .n_args = 7,
+        .n_args = 8,
         .arg = {bsi_act_read(s->e, q->value->at, n),
                 bsi_act_read(s->e, l->k, cached),
                 bsi_act_read(s->e, l->v, cached),
@@ -120,7 +120,9 @@ static bs_status attend(bsi_space *s, const bs_cache *c, const layer *l, const b
         .n = {m->tokens, a->heads, a->kv_heads, a->head_dim, c->rows, a->window, c->capacity},
         .f = {a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim), a->softcap},
         .label = "cached attention"};
-    bs_status st = bsi_op_launch(s->e, &k);
+    bs_status st = bsi_attention_sinks(s, a->sinks, &k.arg[7]);
+    if (st == BS_OK)
+        st = bsi_op_launch(s->e, &k);
     bsi_arena_give(s->e->pool, scratch, bytes);
     return st;
 }

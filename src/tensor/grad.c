@@ -71,12 +71,30 @@ static bs_status rope_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
     return bsi_grad_close(s, node->in[0], dx);
 }
 
+/* The gradient of sinks whose weight has one. n: T, H, K, D */
+static bs_status sinks_grad(bsi_space *s, const bsi_node *node, const bsi_value *dy)
+{
+    const bs_weight *w = node->ref;
+    const int64_t *n = node->n, q = n[0] * n[1] * n[3];
+    if (!w || !w->ref.grad.mem)
+        return BS_OK;
+    bsi_kcall c = {
+        .op = BSK_SINKS_BWD, .n_args = 5, .n = {n[0], n[1], n[3]}, .label = "gradient of sinks"};
+    c.arg[0] = bsi_act_read(s->e, node->saved[3]->at, q);
+    c.arg[1] = bsi_act_read(s->e, dy->at, q);
+    c.arg[2] = bsi_read_f32(node->saved[4]->at, n[0] * n[1]);
+    BSI_TRY(bsi_attention_sinks(s, w, &c.arg[3]));
+    c.arg[4] = bsi_update_f32(w->ref.grad, n[1]);
+    return bsi_op_launch(s->e, &c);
+}
+
 static bs_status attention_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t *n = node->n, q = n[0] * n[1] * n[3], kv = n[0] * n[2] * n[3];
     const bsi_micro *m = &s->batch->micro[s->micro];
     bsi_value *g[3];
     bsi_addr scratch;
+    BSI_TRY(sinks_grad(s, node, dy));
     for (int i = 0; i < 3; i++)
         BSI_TRY(bsi_grad_open(s, node->in[i], &g[i]));
     size_t bytes = bsk_attention_bwd_scratch(n[6], n[1], n[2], n[3]);

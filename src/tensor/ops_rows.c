@@ -91,9 +91,20 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+static bs_status check_sinks(const bs_attention_cfg *a, const bs_engine *e)
+{
+    const bs_weight *w = a->sinks;
+    if (w && (w->e != e || w->ref.count != a->heads))
+        return bsi_fail(
+            BS_SHAPE, "attention: sinks '%s' [%lld]%s with %d heads; one for each is expected",
+            w->ref.info.name, (long long)w->ref.count, w->e == e ? "" : " of another engine", a->heads);
+    return BS_OK;
+}
+
 bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3])
 {
     char t[3][BSI_SHAPE_TEXT];
+    BSI_TRY(check_sinks(a, in[0]->space->e));
     if (a->heads < 1 || a->kv_heads < 1 || a->head_dim < 1 || a->heads % a->kv_heads != 0 ||
         a->window < 0 || !(a->softcap >= 0.0) || !isfinite(a->scale))
         return bsi_fail(
@@ -108,6 +119,16 @@ bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3])
             return bsi_fail(BS_SHAPE, "attention: q %s, k %s, v %s with %d heads, %d kv_heads of %d",
                             bsi_shape_text(in[0], t[0]), bsi_shape_text(in[1], t[1]),
                             bsi_shape_text(in[2], t[2]), a->heads, a->kv_heads, a->head_dim);
+    return BS_OK;
+}
+
+bs_status bsi_attention_sinks(bsi_space *s, const bs_weight *sinks, bsi_arg *out)
+{
+    bsi_addr at;
+    if (!sinks)
+        return BS_OK;
+    BSI_TRY(bsi_weight_addr(sinks, &at));
+    *out = bsi_act_read(s->e, at, sinks->ref.count);
     return BS_OK;
 }
 
@@ -134,10 +155,11 @@ static bs_status launch_attention(bsi_space *s, const bsi_micro *m, const bsi_kc
 }
 
 static bs_status record_attention(bsi_space *s, const bsi_kcall *c, bs_tensor *const in[3],
-                                  bsi_value *o, bsi_value *lse)
+                                  const bs_weight *sinks, bsi_value *o, bsi_value *lse)
 {
     bsi_node *node;
     BSI_TRY(bsi_node_new(s, BSI_OP_ATTENTION, 3, in, o, &node));
+    node->ref = sinks;
     for (int i = 0; i < 7; i++)
         node->n[i] = c->n[i];
     node->f[0] = c->f[0];
@@ -162,23 +184,26 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     double scale = a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim);
     int64_t capacity = BSI_MAX(q->capacity, BSI_MAX(k->capacity, v->capacity));
     bsi_kcall c = {.op = BSK_ATTENTION,
-                   .n_args = 7,
+                   .n_args = 8,
                    .n = {m->tokens, a->heads, a->kv_heads, a->head_dim, m->rows, a->window, capacity},
                    .f = {scale, a->softcap},
                    .label = "attention"};
     bsi_hash_ints(s, 4, (int64_t[]){a->heads, a->kv_heads, a->head_dim, a->window});
     bsi_hash_number(s, scale);
     bsi_hash_number(s, a->softcap);
+    if (a->sinks)
+        bsi_hash_text(s, a->sinks->ref.info.name);
+    BSI_TRY(bsi_attention_sinks(s, a->sinks, &c.arg[7]));
     BSI_TRY(
         bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, capacity, &y));
-    bool wants = bsi_tape_wants(s, 3, in, false);
+    bool wants = bsi_tape_wants(s, 3, in, a->sinks && a->sinks->ref.grad.mem);
     bs_status st = bsi_value_new(s, BS_DTYPE_F32, m->tokens, capacity, a->heads, &lse);
     if (st == BS_OK) {
         st = launch_attention(s, m, &c, in, y->value->at, lse->at);
         if (!wants)
             bsi_value_free(s, lse);
         else if (st == BS_OK)
-            st = record_attention(s, &c, in, y->value, lse);
+            st = record_attention(s, &c, in, a->sinks, y->value, lse);
     }
     if (st != BS_OK) {
         bs_tensor_release(y);

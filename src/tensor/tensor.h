@@ -92,7 +92,7 @@ typedef struct bsi_node {
     bsi_op op;
     bsi_value *out, *in[BSI_MAX_IN];
     bsi_value *saved[BSI_MAX_SAVED]; /* what backward reads, and no more */
-    const void *ref;                 /* bs_linear, bs_weight or bs_rope */
+    const void *ref;                 /* bs_linear, bs_weight (sinks of an attention too) or bs_rope */
     const bs_weight *bias;           /* of a layernorm */
     int64_t n[BSI_NODE_DIMS];
     double f[BSI_NODE_SCALARS];
@@ -210,6 +210,8 @@ struct bs_rope {
 };
 /* Heads, window, scale of an attention and the shapes of its q, k, v. */
 bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3]);
+/* The operand of kernels; absent when sinks is NULL. */
+bs_status bsi_attention_sinks(bsi_space *s, const bs_weight *sinks, bsi_arg *out);
 /* thd: tokens, heads, head dim. y = x rotated by the scope's positions; inverse: the other way. */
 bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], bool inverse,
                           bsi_addr x, bsi_addr y);

@@ -727,6 +727,7 @@ static void try_optim(void)
 typedef struct attention_case {
     int64_t H, K, D, window;
     double cap;
+    bool sinks;
 } attention_case;
 
 static void attention_sizes(trial *t, const attention_case *a, int64_t T, int64_t rows)
@@ -736,6 +737,22 @@ static void attention_sizes(trial *t, const attention_case *a, int64_t T, int64_
     t->f[1] = a->cap;
     note(t, "H", a->H), note(t, "K", a->K), note(t, "D", a->D), note(t, "window", a->window);
     note(t, "cap", (int64_t)a->cap), note(t, "rows", rows);
+}
+
+/* The gradient of the sinks of a forward trial that has run on the CPU. */
+static trial sinks_trial(const attention_case *a, int64_t T, bs_dtype dtype, const trial *forward)
+{
+    int64_t q = T * a->H * a->D;
+    trial s = trial_of(BSK_SINKS_BWD, "sinks_bwd", dtype);
+    memcpy(numbers(&s, A, BSI_READ, q, 0), forward->p[4].value, (size_t)q * sizeof(float));
+    numbers(&s, A, BSI_READ, q, 1);
+    memcpy(numbers(&s, F, BSI_READ, T * a->H, 0), forward->p[5].value,
+           (size_t)(T * a->H) * sizeof(float));
+    memcpy(numbers(&s, A, BSI_READ, a->H, 0), forward->p[7].value, (size_t)a->H * sizeof(float));
+    numbers(&s, F, BSI_READWRITE, a->H, 1);
+    SIZES(&s, T, a->H, a->D);
+    s.bound = 1e-4;
+    return s;
 }
 
 static void try_attention_case(const attention_case *a, const int32_t *cu, int64_t rows, bs_dtype dtype)
@@ -752,6 +769,8 @@ static void try_attention_case(const attention_case *a, const int32_t *cu, int64
     written(&t, SCRATCH, (int64_t)bsk_attention_scratch(T + 5, a->H, a->K, a->D));
     free(t.p[6].value);
     t.p[6].value = must_alloc((size_t)t.p[6].n);
+    if (a->sinks)
+        numbers(&t, A, BSI_READ, a->H, 3);
     attention_sizes(&t, a, T, rows);
     t.bound = half ? 6e-3 : 1e-5;
 
@@ -771,18 +790,23 @@ static void try_attention_case(const attention_case *a, const int32_t *cu, int64
     memcpy(lse, t.p[5].value, (size_t)(T * a->H) * sizeof *lse);
     b.bound = half ? 1.2e-2 : 5e-5;
     b.floor = 0.05;
+    trial s = {0};
+    if (a->sinks)
+        s = sinks_trial(a, T, dtype, &t);
     run(&t);
     run(&b);
+    if (a->sinks)
+        run(&s);
 }
 
 static void try_attention(void)
 {
     static const int32_t one[] = {0, 333}, many[] = {0, 1, 70, 71, 200, 333, 461}, tiny[] = {0, 3};
     static const attention_case cases[] = {
-        {2, 2, 128, 0, 0},    {8, 1, 128, 0, 0}, {8, 2, 128, 7, 0}, {4, 1, 128, 1, 0},
-        {4, 1, 128, 100, 20}, {4, 4, 64, 0, 0},  {8, 1, 64, 7, 0},  {4, 2, 80, 0, 0},
-        {4, 1, 96, 0, 5},     {4, 1, 256, 0, 0}, {2, 1, 256, 9, 5}, {4, 2, 40, 0, 0},
-        {4, 1, 40, 7, 5},
+        {2, 2, 128, 0, 0},    {8, 1, 128, 0, 0},       {8, 2, 128, 7, 0},      {4, 1, 128, 1, 0},
+        {4, 1, 128, 100, 20}, {4, 4, 64, 0, 0},        {8, 1, 64, 7, 0},       {4, 2, 80, 0, 0},
+        {4, 1, 96, 0, 5},     {4, 1, 256, 0, 0},       {2, 1, 256, 9, 5},      {4, 2, 40, 0, 0},
+        {4, 1, 40, 7, 5},     {4, 1, 128, 0, 0, true}, {4, 2, 64, 7, 5, true}, {2, 1, 40, 0, 0, true},
     };
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         for (int v = 0; v < 2; v++) {
@@ -802,7 +826,9 @@ static void try_cache_case(const attention_case *a, bs_dtype dtype)
     int32_t row[TOKENS], pos[TOKENS];
     for (int32_t i = 0; i < TOKENS; i++) {
         row[i] = i < 20 ? 2 : i % 3;
-        pos[i] = i < 20 ? 100 + i : i == 39 ? CAPACITY - 1 : (i - 20) * 5; /* no place is written twice */
+        pos[i] = i < 20    ? 100 + i
+                 : i == 39 ? CAPACITY - 1
+                           : (i - 20) * 5; /* no place is written twice */
     }
     numbers(&t, A, BSI_READ, TOKENS * a->H * a->D, 1.5);
     numbers(&t, A, BSI_READ, cached, 1.5), numbers(&t, A, BSI_READ, cached, 1.5);
@@ -812,6 +838,8 @@ static void try_cache_case(const attention_case *a, bs_dtype dtype)
     written(&t, SCRATCH, (int64_t)bsk_attention_scratch(CAPACITY, a->H, a->K, a->D));
     free(t.p[6].value);
     t.p[6].value = must_alloc((size_t)t.p[6].n);
+    if (a->sinks)
+        numbers(&t, A, BSI_READ, a->H, 3);
     attention_sizes(&t, a, TOKENS, ROWS);
     t.n[6] = CAPACITY;
     t.bound = dtype == BS_DTYPE_BF16 ? 6e-3 : 1e-5;
@@ -828,8 +856,9 @@ static void try_cache_case(const attention_case *a, bs_dtype dtype)
 
 static void try_cache(void)
 {
-    static const attention_case cases[] = {{8, 2, 128, 0, 0},  {4, 1, 64, 7, 0},   {4, 4, 40, 0, 5},
-                                           {2, 1, 256, 90, 0}, {6, 3, 80, 1, 2.5}, {4, 2, 33, 0, 0}};
+    static const attention_case cases[] = {{8, 2, 128, 0, 0},     {4, 1, 64, 7, 0},   {4, 4, 40, 0, 5},
+                                           {2, 1, 256, 90, 0},    {6, 3, 80, 1, 2.5}, {4, 2, 33, 0, 0},
+                                           {4, 1, 64, 0, 0, true}};
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         for (int v = 0; v < 2; v++)
             try_cache_case(&cases[i], types[v]);

@@ -69,7 +69,7 @@ static bs_tensor *leaf(fixture *f, int64_t cols)
 typedef struct model {
     bs_params *params;
     bs_linear *linear;
-    bs_weight *norm, *shift, *tile, *tile_bias;
+    bs_weight *norm, *shift, *tile, *tile_bias, *sinks;
     bs_rope *rope;
     bs_head *head;
 } model;
@@ -78,7 +78,7 @@ static void model_open(fixture *f, bs_dtype stored, model *m)
 {
     static float v[HIDDEN * C];
     bs_array *freq;
-    int id[8];
+    int id[9];
     memset(m, 0, sizeof *m);
     ok(bs_params_open(f->e, &m->params));
     ok(bs_params_add(m->params, "A", R, C, &id[0]));
@@ -89,6 +89,7 @@ static void model_open(fixture *f, bs_dtype stored, model *m)
     ok(bs_params_add_base(m->params, "tile", VOCAB, C, &id[5]));
     ok(bs_params_add_base(m->params, "shift", 1, C, &id[6]));
     ok(bs_params_add_base(m->params, "tile bias", 1, VOCAB, &id[7]));
+    ok(bs_params_add_base(m->params, "sinks", 1, H, &id[8]));
     ok(bs_params_seal(m->params));
     bs_tensor_info w = fix_weight(f, "w", stored, 2, (int64_t[]){C, C}, v);
     bs_tensor_info b = fix_weight(f, "b", BS_DTYPE_F32, 1, (int64_t[]){C}, v);
@@ -111,6 +112,9 @@ static void model_open(fixture *f, bs_dtype stored, model *m)
     ok(bs_weight_new(f->e, 0, &shift, &ref, &m->shift));
     ok(bs_params_ref(m->params, id[7], &ref));
     ok(bs_weight_new(f->e, 0, &bias, &ref, &m->tile_bias));
+    bs_tensor_info sinks = fix_weight(f, "sinks", stored, 1, (int64_t[]){H}, v);
+    ok(bs_params_ref(m->params, id[8], &ref));
+    ok(bs_weight_new(f->e, 0, &sinks, &ref, &m->sinks));
     ok(bs_array_new(BS_DTYPE_F32, 1, (int64_t[]){D / 2}, &freq));
     ok(bs_rope_new(f->e, freq, 1.0, BS_ROPE_HALF, &m->rope));
     bs_array_free(freq);
@@ -122,6 +126,7 @@ static void model_close(model *m)
 {
     bs_head_close(m->head);
     bs_rope_free(m->rope);
+    bs_weight_free(m->sinks);
     bs_weight_free(m->tile_bias);
     bs_weight_free(m->tile);
     bs_weight_free(m->shift);
@@ -136,7 +141,7 @@ static void run_ops(fixture *f, const model *m, const bs_place *sums)
     enum { OUT = 16 };
     bs_tensor *y[OUT], *g[OUT], *sum, *act;
     int n = 0;
-    const bs_attention_cfg attention = {.heads = H, .kv_heads = H, .head_dim = D};
+    const bs_attention_cfg attention = {.heads = H, .kv_heads = H, .head_dim = D, .sinks = m->sinks};
     fix_scope(f, 0, true, true);
     bs_tensor *x = leaf(f, C), *z = leaf(f, C);
     ok(bs_op_rmsnorm(x, m->norm, 1e-6, false, &y[n++]));
@@ -254,10 +259,11 @@ static const char *const marks[BSK_OP_COUNT] = {
     [BSK_LAYERNORM] = "aaaaf",
     [BSK_LAYERNORM_BWD] = "aafaaff",
     [BSK_ROPE] = "aifa",
-    [BSK_ATTENTION] = "aaaiafx",
+    [BSK_ATTENTION] = "aaaiafxa",
     [BSK_ATTENTION_BWD] = "aaaiafaaaax",
     [BSK_CACHE_PUT] = "aiia",
-    [BSK_ATTENTION_CACHE] = "aaaiiax",
+    [BSK_SINKS_BWD] = "aafaf",
+    [BSK_ATTENTION_CACHE] = "aaaiiaxa",
     [BSK_GLU] = "aaa",
     [BSK_GLU_BWD] = "aaaaa",
     [BSK_ACT] = "aa",

@@ -156,6 +156,42 @@ static void check_tiled(struct setup *s)
     array_free(dv, nk);
 }
 
+/* A sink takes part in the softmax and adds nothing: o shrinks by what it takes, lse has it in. Sinks far above
+   and below the scores, and the gradient by finite differences. */
+static void test_sinks(void **state)
+{
+    (void)state;
+    static const int32_t cu[] = {0, 3, 70};
+    const float sinks[] = {0.5f, -30.0f, 2.0f, 12.0f};
+    float moved[4], dsinks[4] = {1, 1, 1, 1};
+    struct setup s = setup(cu, 2, 4, 2, 8, 0, 0);
+    int64_t T = 70, n = T * 32;
+    float *o = array(n, 0), *lse = array(T * 4, 0);
+    bsk_attention_plain_f32(&s.d, s.q, s.k, s.v, cu, o, lse);
+    s.d.sinks = sinks;
+    check_tiled(&s);
+    for (int64_t i = 0; i < T * 4; i++) {
+        double with = (double)s.lse[i], without = (double)lse[i], sink = (double)sinks[i % 4];
+        near_("lse", with, fmax(without, sink) + log1p(exp(-fabs(without - sink))), 3e-6);
+        for (int64_t c = 0; c < 8; c++)
+            near_("o", (double)s.o[i * 8 + c], (double)o[i * 8 + c] * exp(without - with), 3e-6);
+    }
+    bsk_sinks_bwd_f32(s.o, s.go, s.lse, sinks, dsinks, T, 4, 8);
+    s.d.sinks = moved;
+    for (int h = 0; h < 4; h++) {
+        double up, down, step = 1e-2;
+        memcpy(moved, sinks, sizeof moved);
+        moved[h] = sinks[h] + (float)step;
+        up = objective(&s);
+        moved[h] = sinks[h] - (float)step;
+        down = objective(&s);
+        near_("dsinks", (double)dsinks[h], 1.0 + (up - down) / (2 * step), 2e-3);
+    }
+    array_free(o, n);
+    array_free(lse, T * 4);
+    teardown(&s);
+}
+
 static void test_tiled(void **state)
 {
     (void)state;
@@ -261,12 +297,13 @@ static void test_table(void **state)
 
 /* Two rows of a batch whose keys and values lie in rows 2 and 0 of a cache: any of their queries, alone or in
    runs, give what attention inside the rows gives. What was never put is NaN and must not be read. */
-static void check_cached(int64_t H, int64_t K, int64_t D, int64_t window, float softcap)
+static void check_cached(int64_t H, int64_t K, int64_t D, int64_t window, float softcap, float *sinks)
 {
     enum { ROWS = 3, CAPACITY = 310, TOKENS = 370 };
     static const int32_t cu[] = {0, 70, TOKENS};
     int64_t C = K * D, size = ROWS * CAPACITY * C, n = 0;
     struct setup s = setup(cu, 2, H, K, D, window, softcap);
+    s.d.sinks = sinks;
     bsk_attention_plain_f32(&s.d, s.q, s.k, s.v, cu, s.o, s.lse);
     float *kc = array_of(size, NAN), *vc = array_of(size, NAN), *q = array(TOKENS * H * D, 1);
     int32_t row[TOKENS], pos[TOKENS], token[TOKENS];
@@ -293,7 +330,7 @@ static void check_cached(int64_t H, int64_t K, int64_t D, int64_t window, float 
     bsk_attention_cache_f32(&bsk_par_serial, &d, q, kc, vc, row, pos, one, scratch);
     for (int64_t i = 0; i < n; i++)
         compare("cached o", one + i * H * D, s.o + token[i] * H * D, H * D, 2e-5);
-    bsk_call c = {.p = {q, kc, vc, row, pos, two, scratch},
+    bsk_call c = {.p = {q, kc, vc, row, pos, two, scratch, sinks},
                   .n = {n, H, K, D, ROWS, window, CAPACITY},
                   .f = {(double)d.scale, (double)softcap}};
     launch(BSK_ATTENTION_CACHE, c, &team3);
@@ -310,11 +347,12 @@ static void check_cached(int64_t H, int64_t K, int64_t D, int64_t window, float 
 static void test_cached(void **state)
 {
     (void)state;
-    check_cached(4, 2, 8, 0, 0);
-    check_cached(3, 3, 5, 0, 1.5f);
-    check_cached(6, 1, 16, 40, 0);
-    check_cached(2, 1, 4, 1, 0);
-    check_cached(2, 2, 4, 260, 3.0f);
+    check_cached(4, 2, 8, 0, 0, NULL);
+    check_cached(3, 3, 5, 0, 1.5f, NULL);
+    check_cached(6, 1, 16, 40, 0, NULL);
+    check_cached(2, 1, 4, 1, 0, NULL);
+    check_cached(2, 2, 4, 260, 3.0f, NULL);
+    check_cached(2, 1, 8, 30, 0, (float[]){0.3f, 2.0f});
     bsk_attention_dims d = {.T = 0, .H = 2, .K = 1, .D = 4, .n_rows = 1, .capacity = 8, .scale = 1};
     bsk_attention_cache_f32(&team2, &d, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     bsk_cache_put_f32(&team2, NULL, NULL, NULL, NULL, 0, 4, 8);
@@ -324,10 +362,11 @@ int main(void)
 {
     bsk_cpu_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain_self), cmocka_unit_test(test_plain_gradients),
-        cmocka_unit_test(test_tiled),      cmocka_unit_test(test_tiled_scores),
-        cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_table),      cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_plain_self),   cmocka_unit_test(test_plain_gradients),
+        cmocka_unit_test(test_tiled),        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_tiled_scores), cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_scratch),      cmocka_unit_test(test_table),
+        cmocka_unit_test(test_cached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -516,7 +516,8 @@ static void test_embed(void **state)
     bs_weight *w;
     start(&f);
     fix_seal(&f);
-    bs_tensor_info info = fix_weight(&f, "embed", BS_DTYPE_F32, 2, (int64_t[]){6, 3}, fix_floats(&f, v, 18));
+    bs_tensor_info info =
+        fix_weight(&f, "embed", BS_DTYPE_F32, 2, (int64_t[]){6, 3}, fix_floats(&f, v, 18));
     ok(bs_weight_new(f.e, 0, &info, NULL, &w));
     const int64_t len[] = {4, 1}, ids[] = {5, 0, 5, 2, 1}, wrong[] = {5, 0, 5, 6, 1};
     bs_micro m = {.n_rows = 2, .row_len = len, .ids = ids};
@@ -627,6 +628,8 @@ static void attention_ref(const opcase *c, double *const *in, double *y)
                     p[j] = a->window == 0 || i - j < a->window ? exp(s) : 0.0;
                     sum += p[j];
                 }
+                if (a->sinks)
+                    sum += exp(in[3][h]);
                 for (int64_t j = 0; j <= i; j++)
                     for (int64_t e = 0; e < D; e++)
                         o[e] += p[j] / sum * in[2][((at + j) * K + kv) * D + e];
@@ -641,15 +644,18 @@ static bs_status attention_op(const opcase *c, bs_tensor *const *x, bs_tensor **
 static void test_attention(void **state)
 {
     (void)state;
-    fixture f;
-    start(&f);
-    fix_seal(&f);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 16; k++) { /* bits: window, softcap, sinks, trainable sinks */
+        fixture f;
         static opcase c;
+        if ((k & 12) == 8)
+            continue;
+        start(&f);
+        fix_seal(&f);
         c = (opcase){.name = "attention",
                      .n_x = 3,
-                     .rows = {T, T, T},
-                     .cols = {12, 6, 6},
+                     .n_w = k & 4 ? 1 : 0,
+                     .rows = {T, T, T, 1},
+                     .cols = {12, 6, 6, 4},
                      .y_rows = T,
                      .y_cols = 12,
                      .op = attention_op,
@@ -660,9 +666,18 @@ static void test_attention(void **state)
                                    .scale = k & 1 ? 0.9 : 0.0,
                                    .window = k & 1 ? 2 : 0,
                                    .softcap = k & 2 ? 0.7 : 0.0}};
+        if (k & 4) {
+            bs_tensor_info info =
+                fix_weight(&f, "sinks", BS_DTYPE_BF16, 1, (int64_t[]){4}, fix_floats(&f, c.v[3], 4));
+            if (k & 8)
+                c.grad[3] = fix_place(&f, 1, 4, NULL);
+            ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[3]}, &c.w));
+            c.attention.sinks = c.w;
+        }
         check(&f, &c);
+        bs_weight_free(c.w);
+        fix_close(&f);
     }
-    fix_close(&f);
 }
 
 /* ---- linear ---------------------------------------------------------------------------------- */
@@ -864,16 +879,12 @@ static void test_no_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_elementwise),
-                                       cmocka_unit_test(test_rmsnorm),
-                                       cmocka_unit_test(test_layernorm),
-                                       cmocka_unit_test(test_layernorm_refused),
-                                       cmocka_unit_test(test_rows),
-                                       cmocka_unit_test(test_embed),
-                                       cmocka_unit_test(test_rope),
-                                       cmocka_unit_test(test_attention),
-                                       cmocka_unit_test(test_linear),
-                                       cmocka_unit_test(test_rows_are_isolated),
-                                       cmocka_unit_test(test_no_rows)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_layernorm),   cmocka_unit_test(test_layernorm_refused),
+        cmocka_unit_test(test_rows),        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rope),        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_linear),      cmocka_unit_test(test_rows_are_isolated),
+        cmocka_unit_test(test_no_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
