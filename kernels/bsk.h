@@ -39,6 +39,10 @@ typedef enum bsk_op {
     BSK_LAYERNORM,    /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
     BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
     BSK_ROPE,         /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
+    BSK_NORM_ROPE,    /* x ar, w ar, pos r(i32), freq r, y aw, rstd w ; T, H, D, n_freq, style, one_plus
+                         ; eps, scaling       (rmsnorm of each head, then rope; rstd [T,H]) */
+    BSK_NORM_ROPE_BWD, /* x ar, w ar, pos r(i32), freq r, rstd r, dy ar, dx arw, dw rw|absent
+                         ; T, H, D, n_freq, style, one_plus, beta ; scaling */
     BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w, sinks ar|absent
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap
                          (sinks [H]: a score per head that takes part in the softmax and has no value) */
@@ -155,6 +159,20 @@ void bsk_layernorm_bwd_f32(bsk_par *par, const float *x, const float *w, const f
 void bsk_rope_f32(bsk_par *par, const float *x, const int32_t *pos, const float *freq, float *y,
                   int64_t T, int64_t H, int64_t D, int64_t n_freq, int style, bool inverse,
                   float scaling);
+/* Heads of up to BSK_NORM_ROPE_HEAD entries. */
+enum { BSK_NORM_ROPE_HEAD = 512 };
+typedef struct bsk_norm_rope {
+    int64_t T, H, D, n_freq;
+    int style;
+    bool one_plus;
+    float eps, scaling;
+    const int32_t *pos; /* [T] */
+    const float *freq;  /* [n_freq] */
+} bsk_norm_rope;
+void bsk_norm_rope_f32(bsk_par *par, const bsk_norm_rope *a, const float *x, const float *w, float *y,
+                       float *rstd);
+void bsk_norm_rope_bwd_f32(bsk_par *par, const bsk_norm_rope *a, const float *x, const float *w,
+                           const float *rstd, const float *dy, float *dx, float *dw, bool add);
 typedef struct bsk_attention_dims {
     int64_t T, H, K, D, n_rows, window, capacity;
     float scale, softcap;

@@ -609,6 +609,9 @@ BS_API BS_NODISCARD bs_status bs_rope_new(bs_engine *e, const bs_array *inv_freq
                                           bs_rope_style style, bs_rope **out);
 BS_API void bs_rope_free(bs_rope *r);
 BS_API BS_NODISCARD bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out);
+/* rmsnorm of each head of x [T, heads*channels(w)], then rope: nothing is stored, or rounded, between them. */
+BS_API BS_NODISCARD bs_status bs_op_norm_rope(bs_tensor *x, bs_weight *w, double eps, bool one_plus,
+                                              bs_rope *r, int heads, bs_tensor **out);
 typedef struct bs_attention_cfg {
     int heads, kv_heads, head_dim;
     double scale;    /* 0: head_dim^-0.5 */

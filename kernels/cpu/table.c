@@ -97,6 +97,32 @@ static void rope(const bsk_call *c)
     bsk_rope_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), N(2), N(3), (int)N(4), N(5) != 0, F(0));
 }
 
+static bsk_norm_rope norm_rope_args(const bsk_call *c, float eps, float scaling)
+{
+    return (bsk_norm_rope){.T = N(0),
+                           .H = N(1),
+                           .D = N(2),
+                           .n_freq = N(3),
+                           .style = (int)N(4),
+                           .one_plus = N(5) != 0,
+                           .eps = eps,
+                           .scaling = scaling,
+                           .pos = P(2),
+                           .freq = P(3)};
+}
+
+static void norm_rope(const bsk_call *c)
+{
+    bsk_norm_rope a = norm_rope_args(c, F(0), F(1));
+    bsk_norm_rope_f32(c->par, &a, P(0), P(1), P(4), P(5));
+}
+
+static void norm_rope_bwd(const bsk_call *c)
+{
+    bsk_norm_rope a = norm_rope_args(c, 0.0f, F(0));
+    bsk_norm_rope_bwd_f32(c->par, &a, P(0), P(1), P(4), P(5), P(6), P(7), N(6) != 0);
+}
+
 static bsk_attention_dims attention_dims(const bsk_call *c)
 {
     return (bsk_attention_dims){.T = N(0),
@@ -291,6 +317,8 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_LAYERNORM] = {"layernorm", layernorm},
     [BSK_LAYERNORM_BWD] = {"layernorm_bwd", layernorm_bwd},
     [BSK_ROPE] = {"rope", rope},
+    [BSK_NORM_ROPE] = {"norm_rope", norm_rope},
+    [BSK_NORM_ROPE_BWD] = {"norm_rope_bwd", norm_rope_bwd},
     [BSK_ATTENTION] = {"attention", attention},
     [BSK_ATTENTION_BWD] = {"attention_bwd", attention_bwd},
     [BSK_SINKS_BWD] = {"sinks_bwd", sinks_bwd},

@@ -17,7 +17,7 @@
 
 struct attention_args {
     const void *q, *k, *v, *o_in, *grad_o;
-    const void *sinks;    /* [H], or NULL; forward only */
+    const void *sinks; /* [H], or NULL; forward only */
     const int32_t *cu; /* [n_rows+1] */
     const float *lse_in;
     void *o, *dq, *dk, *dv;

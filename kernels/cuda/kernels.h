@@ -70,14 +70,14 @@ cudaError_t bsk_cuda_probe(void);
 void bsk_cuda_delay(cudaStream_t s, uint64_t nanoseconds);
 
 bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_cuda_rmsnorm,
-    bsk_cuda_rmsnorm_bwd, bsk_cuda_layernorm, bsk_cuda_layernorm_bwd, bsk_cuda_rope, bsk_cuda_attention,
-    bsk_cuda_attention_bwd, bsk_cuda_sinks_bwd, bsk_cuda_cache_put, bsk_cuda_attention_cache,
-    bsk_cuda_glu, bsk_cuda_glu_bwd, bsk_cuda_act, bsk_cuda_act_bwd, bsk_cuda_add, bsk_cuda_mul,
-    bsk_cuda_axpy, bsk_cuda_scale, bsk_cuda_softmax, bsk_cuda_softmax_bwd, bsk_cuda_columns,
-    bsk_cuda_columns_bwd, bsk_cuda_row_scale, bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows,
-    bsk_cuda_scatter_rows, bsk_cuda_dropout, bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul,
-    bsk_cuda_head_finish, bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq,
-    bsk_cuda_adamw;
+    bsk_cuda_rmsnorm_bwd, bsk_cuda_layernorm, bsk_cuda_layernorm_bwd, bsk_cuda_rope, bsk_cuda_norm_rope,
+    bsk_cuda_norm_rope_bwd, bsk_cuda_attention, bsk_cuda_attention_bwd, bsk_cuda_sinks_bwd,
+    bsk_cuda_cache_put, bsk_cuda_attention_cache, bsk_cuda_glu, bsk_cuda_glu_bwd, bsk_cuda_act,
+    bsk_cuda_act_bwd, bsk_cuda_add, bsk_cuda_mul, bsk_cuda_axpy, bsk_cuda_scale, bsk_cuda_softmax,
+    bsk_cuda_softmax_bwd, bsk_cuda_columns, bsk_cuda_columns_bwd, bsk_cuda_row_scale,
+    bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows, bsk_cuda_scatter_rows, bsk_cuda_dropout,
+    bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
+    bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq, bsk_cuda_adamw;
 /* C [M,N] with leading dimension ldc becomes beta C: a product over nothing. */
 cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta);

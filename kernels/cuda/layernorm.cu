@@ -5,7 +5,7 @@
 ** threads, sums of it are f32 in one order. Down the columns a block owns 32 of them: 32 rows at a time in
 ** f64, then added in order.
 */
-#include "device.cuh"
+#include "columns.cuh"
 
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
@@ -106,57 +106,33 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-enum { COLUMNS = 32, WALKERS = 32 };
-
-/* dw[c] += sum of dy * n, db[c] += sum of dy, over the rows; either may be absent */
-template <class T>
-static __global__ void __launch_bounds__(COLUMNS *WALKERS)
-    layernorm_dw_kernel(const T *x, const float *stats, const T *dy, float *dw, float *db, int64_t rows,
-                        int64_t C)
-{
-    __shared__ double part[2][WALKERS][COLUMNS];
-    int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
-    double w = 0.0, b = 0.0;
-    if (c < C)
-        for (int64_t t = threadIdx.y; t < rows; t += WALKERS) {
-            float d = to_f32(dy[t * C + c]);
-            w += (double)(d * ((to_f32(x[t * C + c]) - stats[2 * t]) * stats[2 * t + 1]));
-            b += (double)d;
-        }
-    part[0][threadIdx.y][threadIdx.x] = w;
-    part[1][threadIdx.y][threadIdx.x] = b;
-    __syncthreads();
-    if (threadIdx.y != 0 || c >= C)
-        return;
-    for (int i = 1; i < WALKERS; i++) {
-        w += part[0][i][threadIdx.x];
-        b += part[1][i][threadIdx.x];
+template <class T> struct v_layernorm { /* dy * n */
+    const T *x, *dy;
+    const float *stats;
+    int64_t C;
+    __device__ double operator()(int64_t t, int64_t c) const
+    {
+        return (double)(to_f32(dy[t * C + c]) *
+                        ((to_f32(x[t * C + c]) - stats[2 * t]) * stats[2 * t + 1]));
     }
-    if (dw)
-        dw[c] = (float)((double)dw[c] + w);
-    if (db)
-        db[c] = (float)((double)db[c] + b);
-}
+};
 
 cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
 {
-    int64_t rows = c->n[0], C = c->n[1], blocks = (C + COLUMNS - 1) / COLUMNS;
+    int64_t rows = c->n[0], C = c->n[1];
     row_shape s = rows_of(rows, C);
     if (s.grid == 0)
         return s.status;
-    if (blocks > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
     return by_type(x, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *stats = (const float *)c->p[2];
-        if (c->p[5] || c->p[6]) { /* before dx, which may be written over dy */
-            layernorm_dw_kernel<T><<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(
-                in, stats, dy, (float *)c->p[5], (float *)c->p[6], rows, C);
-            cudaError_t e = cudaGetLastError();
-            if (e != cudaSuccess)
-                return e;
-        }
+        /* before dx, which may be written over dy */
+        cudaError_t e = columns(x, v_layernorm<T>{in, dy, stats, C}, c->p[5], rows, C);
+        if (e == cudaSuccess)
+            e = columns(x, v_plain<T>{dy, C}, c->p[6], rows, C);
+        if (e != cudaSuccess)
+            return e;
         layernorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
             in, (const T *)c->p[1], stats, dy, (T *)c->p[4], rows, C, c->n[2] != 0,
             rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** norm.cu: RMSNorm, y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the weight or 1 + weight;
-** and sums down the columns of a matrix. A row belongs to a group of threads, sums of it are f32 in
-** one order. Down the columns a block owns 32 of them: 32 rows at a time in f64, then added in order.
+** and the column sums of a matrix. A row belongs to a group of threads, sums of it are f32 in one order.
 */
-#include "device.cuh"
+#include "columns.cuh"
 
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
@@ -89,61 +88,21 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-/* ---- sums down the columns ---- */
-
-enum { COLUMNS = 32, WALKERS = 32 };
-
-template <class T> struct v_plain {
-    const T *x;
-    __device__ double operator()(int64_t, int64_t at) const { return (double)to_f32(x[at]); }
-};
-
-template <class T> struct v_norm {
+template <class T> struct v_norm { /* dy * x * rstd */
     const T *x, *dy;
     const float *rstd;
-    __device__ double operator()(int64_t t, int64_t at) const
+    int64_t C;
+    __device__ double operator()(int64_t t, int64_t c) const
     {
-        return (double)(to_f32(dy[at]) * (to_f32(x[at]) * rstd[t]));
+        return (double)(to_f32(dy[t * C + c]) * (to_f32(x[t * C + c]) * rstd[t]));
     }
 };
-
-/* sum[c] += the values of column c */
-template <class V>
-static __global__ void __launch_bounds__(COLUMNS *WALKERS)
-    column_kernel(V value, float *sum, int64_t rows, int64_t C)
-{
-    __shared__ double part[WALKERS][COLUMNS];
-    int64_t c = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
-    double acc = 0.0;
-    if (c < C)
-        for (int64_t t = threadIdx.y; t < rows; t += WALKERS)
-            acc += value(t, t * C + c);
-    part[threadIdx.y][threadIdx.x] = acc;
-    __syncthreads();
-    if (threadIdx.y != 0 || c >= C)
-        return;
-    for (int i = 1; i < WALKERS; i++)
-        acc += part[i][threadIdx.x];
-    sum[c] = (float)((double)sum[c] + acc);
-}
-
-template <class V> static cudaError_t columns(bsk_cuda *x, V value, void *sum, int64_t rows, int64_t C)
-{
-    int64_t blocks = (C + COLUMNS - 1) / COLUMNS;
-    if (rows <= 0 || blocks <= 0)
-        return cudaSuccess;
-    if (blocks > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    column_kernel<<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(value, (float *)sum, rows,
-                                                                              C);
-    return cudaGetLastError();
-}
 
 cudaError_t bsk_cuda_colsum(bsk_cuda *x, const bsk_call *c)
 {
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return columns(x, v_plain<T>{(const T *)c->p[0]}, c->p[1], c->n[0], c->n[1]);
+        return columns(x, v_plain<T>{(const T *)c->p[0], c->n[1]}, c->p[1], c->n[0], c->n[1]);
     });
 }
 
@@ -157,9 +116,8 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *rstd = (const float *)c->p[2];
-        cudaError_t e = cudaSuccess;
-        if (c->p[5]) /* before dx, which may be written over dy */
-            e = columns(x, v_norm<T>{in, dy, rstd}, c->p[5], rows, C);
+        /* before dx, which may be written over dy */
+        cudaError_t e = columns(x, v_norm<T>{in, dy, rstd, C}, c->p[5], rows, C);
         if (e != cudaSuccess)
             return e;
         rmsnorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(

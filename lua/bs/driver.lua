@@ -26,11 +26,15 @@ end
 -- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
 local function context(job, run, j)
   local longest = job.batch:longest(j)
+  local function rotation(name)
+    local r = job.ropes[name or "default"]
+    return longest > r.most and r.long or r.short
+  end
   local ctx = {
     micro = j, attend = bs.op.attention,
-    rope = function(x, heads, name)
-      local r = job.ropes[name or "default"]
-      return bs.op.rope(x, longest > r.most and r.long or r.short, heads)
+    rope = function(x, heads, name) return bs.op.rope(x, rotation(name), heads) end,
+    norm_rope = function(x, w, eps, heads, name, one_plus)
+      return bs.op.norm_rope(x, w, eps, one_plus or false, rotation(name), heads)
     end,
     scope = { batch = job.batch, micro = j, train = run.train, step = run.step },
   }

@@ -362,6 +362,22 @@ static int l_rope(lua_State *L)
     return finish(L, box, y, st, "bs.op.rope");
 }
 
+/* norm_rope(x, w, eps, one_plus, r, heads) */
+static int l_norm_rope(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    bs_weight *w = bsl_check(L, 2, &bsl_weight_type);
+    double eps = luaL_checknumber(L, 3);
+    luaL_checktype(L, 4, LUA_TBOOLEAN);
+    bs_rope *r = bsl_check(L, 5, &rope_type);
+    int heads = bsl_checkint(L, 6, 1, INT_MAX);
+    bsl_use(L, 2);
+    bsl_use(L, 5);
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_norm_rope(x, w, eps, lua_toboolean(L, 4), r, heads, &y);
+    return finish(L, box, y, st, "bs.op.norm_rope");
+}
+
 /* attention(q, k, v, {heads =, kv_heads =, head_dim =, scale =, window =, softcap =, sinks =} [, cache, layer]):
    inside the rows of the micro-batch, or against the layer (from 0) of a cache, which takes k and v. */
 static int l_attention(lua_State *L)
@@ -565,6 +581,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"linear", l_linear},
                                {"mul", l_mul},
                                {"rmsnorm", l_rmsnorm},
+                               {"norm_rope", l_norm_rope},
                                {"rope", l_rope},
                                {"row_scale", l_row_scale},
                                {"scale", l_scale},

@@ -67,7 +67,29 @@ static bs_status rope_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     bsi_value *dx;
     BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
-    BSI_TRY(bsi_rope_launch(s, node->ref, node->n, true, dy->at, dx->at));
+    BSI_TRY(bsi_rope_launch(s, node->rope, node->n, true, dy->at, dx->at));
+    return bsi_grad_close(s, node->in[0], dx);
+}
+
+static bs_status norm_rope_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
+{
+    const bs_weight *w = node->ref;
+    const int64_t *n = node->n, N = n[0] * n[1] * n[2];
+    bsi_value *dx;
+    bool add;
+    bsi_kcall c = {.op = BSK_NORM_ROPE_BWD,
+                   .n_args = 8,
+                   .f = {node->rope->scaling},
+                   .label = "norm and rope backward"};
+    BSI_TRY(bsi_norm_rope_call(s, w, node->rope, n, node->saved[0]->at, &c));
+    BSI_TRY(bsi_grad_open_add(s, node->in[0], &dx, &add));
+    c.n[6] = add;
+    c.arg[4] = bsi_read_f32(node->saved[1]->at, n[0] * n[1]);
+    c.arg[5] = bsi_act_read(s->e, dy->at, N);
+    c.arg[6] = add ? bsi_act_update(s->e, dx->at, N) : bsi_act_write(s->e, dx->at, N);
+    if (w->ref.grad.mem)
+        c.arg[7] = bsi_update_f32(w->ref.grad, n[2]);
+    BSI_TRY(bsi_op_launch(s->e, &c));
     return bsi_grad_close(s, node->in[0], dx);
 }
 
@@ -256,6 +278,7 @@ const bsi_rule bsi_rules[BSI_OP_COUNT] = {
     [BSI_OP_RMSNORM] = rmsnorm_rule,
     [BSI_OP_LAYERNORM] = layernorm_rule,
     [BSI_OP_ROPE] = rope_rule,
+    [BSI_OP_NORM_ROPE] = norm_rope_rule,
     [BSI_OP_ATTENTION] = attention_rule,
     [BSI_OP_GLU] = glu_rule,
     [BSI_OP_ACT] = act_rule,

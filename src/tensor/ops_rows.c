@@ -77,13 +77,93 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
     bs_status st = bsi_rope_launch(s, r, thd, false, x->value->at, y->value->at);
     if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
         (st = bsi_node_new(s, BSI_OP_ROPE, 1, &x, y->value, &node)) == BS_OK) {
-        node->ref = r;
+        node->rope = r;
         for (int i = 0; i < 3; i++)
             node->n[i] = thd[i];
     }
     if (st != BS_OK) {
         bs_tensor_release(y);
         return bsi_wrap(st, "rope");
+    }
+    *out = y;
+    return BS_OK;
+}
+
+/* ---- norm of each head, then rope ------------------------------------------------------------ */
+
+/* The operands and sizes that forward and backward share. n: T, H, D, one_plus */
+bs_status bsi_norm_rope_call(bsi_space *s, const bs_weight *w, const bs_rope *r, const int64_t n[4],
+                             bsi_addr x, bsi_kcall *c)
+{
+    const bsi_micro *m = &s->batch->micro[s->micro];
+    bsi_addr wa;
+    BSI_TRY(bsi_weight_addr(w, &wa));
+    c->arg[0] = bsi_act_read(s->e, x, n[0] * n[1] * n[2]);
+    c->arg[1] = bsi_act_read(s->e, wa, n[2]);
+    c->arg[2] = (bsi_arg){m->pos, (size_t)n[0] * sizeof(int32_t), BSI_READ};
+    c->arg[3] = bsi_read_f32(r->freq, r->n_freq);
+    const int64_t sizes[] = {n[0], n[1], n[2], r->n_freq, r->style, n[3]};
+    for (int i = 0; i < 6; i++)
+        c->n[i] = sizes[i];
+    return BS_OK;
+}
+
+static bs_status check_norm_rope(bsi_space *s, bs_tensor *x, const bs_weight *w, double eps,
+                                 const bs_rope *r, int heads)
+{
+    char text[BSI_SHAPE_TEXT];
+    const bsi_micro *m;
+    int64_t row = bsi_tensor_row(x), D = w->ref.count;
+    if (x->ndim < 2 || heads < 1 || row != heads * D || D < 2 * r->n_freq || D > BSK_NORM_ROPE_HEAD)
+        return bsi_fail(
+            BS_SHAPE,
+            "norm_rope: x %s as %d heads with weight '%s' [%lld]; heads as long as the weight, of "
+            "%lld to %d entries are expected",
+            bsi_shape_text(x, text), heads, w->ref.info.name, (long long)D, (long long)(2 * r->n_freq),
+            BSK_NORM_ROPE_HEAD);
+    if (!(eps >= 0.0) || w->e != s->e || r->e != s->e)
+        return bsi_fail(BS_ARG, "norm_rope: eps %g, weight '%s' and rope of %s", eps, w->ref.info.name,
+                        w->e == s->e && r->e == s->e ? "this engine" : "another engine");
+    return bsi_scope_micro(s, "norm_rope", x, &m);
+}
+
+bs_status bs_op_norm_rope(bs_tensor *x, bs_weight *w, double eps, bool one_plus, bs_rope *r, int heads,
+                          bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    bsi_value *rstd;
+    bsi_node *node;
+    BSI_TRY(bsi_op_begin(BSI_OP_NORM_ROPE, 1, &x, &s));
+    BSI_TRY(check_norm_rope(s, x, w, eps, r, heads));
+    const int64_t n[] = {x->dim[0], heads, w->ref.count, one_plus};
+    bsi_hash_text(s, w->ref.info.name);
+    bsi_hash_ints(s, 5, (int64_t[]){w->ref.block, heads, one_plus, r->style, (int64_t)r->id});
+    bsi_hash_number(s, eps);
+    bsi_hash_number(s, r->scaling);
+    bsi_kcall c = {.op = BSK_NORM_ROPE, .n_args = 6, .f = {eps, r->scaling}, .label = "norm and rope"};
+    BSI_TRY(bsi_norm_rope_call(s, w, r, n, x->value->at, &c));
+    BSI_TRY(bsi_tensor_new(s, x->ndim, x->dim, x->capacity, &y));
+    bs_status st = bsi_value_new(s, BS_DTYPE_F32, n[0], x->capacity, heads, &rstd);
+    if (st == BS_OK) {
+        c.arg[4] = bsi_act_write(s->e, y->value->at, n[0] * n[1] * n[2]);
+        c.arg[5] = bsi_write_f32(rstd->at, n[0] * n[1]);
+        st = bsi_op_launch(s->e, &c);
+        if (!bsi_tape_wants(s, 1, &x, w->ref.grad.mem)) {
+            bsi_value_free(s, rstd);
+        } else if (st == BS_OK &&
+                   (st = bsi_node_new(s, BSI_OP_NORM_ROPE, 1, &x, y->value, &node)) == BS_OK) {
+            node->ref = w;
+            node->rope = r;
+            for (int i = 0; i < 4; i++)
+                node->n[i] = n[i];
+            bsi_node_save(node, x->value);
+            bsi_node_save(node, rstd);
+        }
+    }
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "norm_rope");
     }
     *out = y;
     return BS_OK;

@@ -7,10 +7,24 @@
 */
 #include "tensor/tensor.h"
 
-static const char *const names[BSI_OP_COUNT] = {
-    "linear", "rmsnorm", "layernorm", "rope",    "attention", "glu",      "act",  "add",
-    "mul",    "scale",   "softmax",   "columns", "row_scale", "labelled", "last", "attention_cached",
-    "view"};
+static const char *const names[BSI_OP_COUNT] = {"linear",
+                                                "rmsnorm",
+                                                "layernorm",
+                                                "rope",
+                                                "norm_rope",
+                                                "attention",
+                                                "glu",
+                                                "act",
+                                                "add",
+                                                "mul",
+                                                "scale",
+                                                "softmax",
+                                                "columns",
+                                                "row_scale",
+                                                "labelled",
+                                                "last",
+                                                "attention_cached",
+                                                "view"};
 
 const char *bsi_op_name(bsi_op op)
 {

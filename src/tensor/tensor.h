@@ -27,6 +27,7 @@ typedef enum bsi_op {
     BSI_OP_RMSNORM,
     BSI_OP_LAYERNORM,
     BSI_OP_ROPE,
+    BSI_OP_NORM_ROPE,
     BSI_OP_ATTENTION,
     BSI_OP_GLU,
     BSI_OP_ACT,
@@ -92,8 +93,9 @@ typedef struct bsi_node {
     bsi_op op;
     bsi_value *out, *in[BSI_MAX_IN];
     bsi_value *saved[BSI_MAX_SAVED]; /* what backward reads, and no more */
-    const void *ref;                 /* bs_linear, bs_weight (sinks of an attention too) or bs_rope */
+    const void *ref;                 /* bs_linear, bs_weight (of a norm; the sinks of an attention) */
     const bs_weight *bias;           /* of a layernorm */
+    const bs_rope *rope;
     int64_t n[BSI_NODE_DIMS];
     double f[BSI_NODE_SCALARS];
 } bsi_node;
@@ -210,6 +212,9 @@ struct bs_rope {
 };
 /* Heads, window, scale of an attention and the shapes of its q, k, v. */
 bs_status bsi_attention_check(const bs_attention_cfg *a, bs_tensor *const in[3]);
+/* Operands 0..3 and the sizes of both norm_rope kernels. n: T, H, D, one_plus */
+bs_status bsi_norm_rope_call(bsi_space *s, const bs_weight *w, const bs_rope *r, const int64_t n[4],
+                             bsi_addr x, bsi_kcall *c);
 /* The operand of kernels; absent when sinks is NULL. */
 bs_status bsi_attention_sinks(bsi_space *s, const bs_weight *sinks, bsi_arg *out);
 /* thd: tokens, heads, head dim. y = x rotated by the scope's positions; inverse: the other way. */

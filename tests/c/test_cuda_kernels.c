@@ -594,6 +594,50 @@ static void try_scatter(void)
         }
 }
 
+static void try_norm_rope(void)
+{
+    static const int64_t shapes[][4] = {{37, 4, 128, 64},
+                                        {5, 11, 80, 16},
+                                        {7, 2, 64, 32},
+                                        {3, 1, 10, 3},
+                                        {4, 2, 300, 130}}; /* T, H, D, freqs */
+    for (int v = 0; v < 40; v++) {
+        const int64_t *s = shapes[v / 8];
+        bs_dtype dtype = types[v & 1];
+        bool half = dtype == BS_DTYPE_BF16;
+        int64_t n = s[0] * s[1] * s[2], style = v >> 1 & 1 ? BS_ROPE_INTERLEAVED : BS_ROPE_HALF,
+                more = v >> 2 & 1;
+        trial t = trial_of(BSK_NORM_ROPE, "norm_rope", dtype),
+              b = trial_of(BSK_NORM_ROPE_BWD, "norm_rope_bwd", dtype);
+        for (trial *p = &t; p; p = p == &t ? &b : NULL) {
+            numbers(p, A, BSI_READ, n, 1.5);
+            numbers(p, A, BSI_READ, s[2], 1);
+            ints(p, s[0], 5000);
+            float *freq = numbers(p, F, BSI_READ, s[3], 0);
+            for (int64_t j = 0; j < s[3]; j++)
+                freq[j] = (float)pow(10000.0, -(double)j / (double)s[3]);
+            note(p, "D", s[2]), note(p, "freqs", s[3]), note(p, "style", style), note(p, "more", more);
+        }
+        written(&t, A, n);
+        written(&t, F, s[0] * s[1]);
+        SIZES(&t, s[0], s[1], s[2], s[3], style, more);
+        t.f[0] = 1e-6;
+        t.f[1] = 1.1;
+        t.bound = half ? 4e-3 : 1e-5;
+        float *rstd = numbers(&b, F, BSI_READ, s[0] * s[1], 1);
+        for (int64_t i = 0; i < s[0] * s[1]; i++)
+            rstd[i] = 0.5f + fabsf(rstd[i]);
+        numbers(&b, A, BSI_READ, n, 1);
+        numbers(&b, A, BSI_READWRITE, n, 1);
+        numbers(&b, F, BSI_READWRITE, more ? s[2] : 0, 1);
+        SIZES(&b, s[0], s[1], s[2], s[3], style, !more, v % 3 == 0);
+        b.f[0] = 1.1;
+        b.bound = half ? 6e-3 : 2e-5;
+        run(&t);
+        run(&b);
+    }
+}
+
 static void try_rope(void)
 {
     static const int64_t shapes[][4] = {
@@ -886,6 +930,7 @@ static void try_all(void)
     try_rows();
     try_scatter();
     try_rope();
+    try_norm_rope();
     try_head();
     try_optim();
     try_attention();

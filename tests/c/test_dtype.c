@@ -148,6 +148,7 @@ static void run_ops(fixture *f, const model *m, const bs_place *sums)
     ok(bs_op_layernorm(x, m->norm, m->shift, 1e-6, &y[n++]));
     ok(bs_op_linear(x, m->linear, &y[n++]));
     ok(bs_op_rope(x, m->rope, H, &y[n++]));
+    ok(bs_op_norm_rope(x, m->norm, 1e-6, false, m->rope, 1, &y[n++]));
     ok(bs_op_attention(x, z, x, &attention, &y[n++]));
     ok(bs_op_glu(x, z, BS_ACT_SILU, &y[n++]));
     ok(bs_op_act(x, BS_ACT_RELU, &y[n++]));
@@ -259,6 +260,8 @@ static const char *const marks[BSK_OP_COUNT] = {
     [BSK_LAYERNORM] = "aaaaf",
     [BSK_LAYERNORM_BWD] = "aafaaff",
     [BSK_ROPE] = "aifa",
+    [BSK_NORM_ROPE] = "aaifaf",
+    [BSK_NORM_ROPE_BWD] = "aaiffaaf",
     [BSK_ATTENTION] = "aaaiafxa",
     [BSK_ATTENTION_BWD] = "aaaiafaaaax",
     [BSK_CACHE_PUT] = "aiia",

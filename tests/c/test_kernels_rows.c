@@ -108,8 +108,8 @@ static void test_rmsnorm_bwd(void **state)
 }
 
 /* The same for the layer norm, with the bias; which: 0 x, 1 w, 2 b, 3 nothing. */
-static double layer_objective(const float *x, const float *w, const float *b, const float *dy, int64_t T,
-                              int64_t C, int which, int64_t at, double h)
+static double layer_objective(const float *x, const float *w, const float *b, const float *dy,
+                              int64_t T, int64_t C, int which, int64_t at, double h)
 {
     double sum = 0;
     for (int64_t t = 0; t < T; t++) {
@@ -157,7 +157,8 @@ static void test_layernorm(void **state)
             near_("rstd", (double)stats[2 * t + 1] / r, 1, 1e-7);
             for (int64_t c = 0; c < C; c++) /* mean near 5 is rounded by 2.4e-7, and r is at most 32 */
                 near_("y", (double)y[t * C + c],
-                      ((double)x[t * C + c] - mean) * r * (double)w[c] + (double)b[c], 2.4e-7 * r + 3e-7);
+                      ((double)x[t * C + c] - mean) * r * (double)w[c] + (double)b[c],
+                      2.4e-7 * r + 3e-7);
         }
         array_free(x, n), array_free(w, C), array_free(b, C), array_free(y, n);
         array_free(stats, 2 * T);
@@ -170,12 +171,14 @@ static void test_layernorm_bwd(void **state)
     for (size_t i = 0; i < BSI_COUNT(shapes); i++)
         for (int64_t add = 0; add < 2; add++) {
             int64_t T = shapes[i][0], C = shapes[i][1], n = T * C;
-            float *x = array(n, 2), *w = array(C, 1), *b = array(C, 1), *dy = array(n, 1), *y = array(n, 0),
-                  *stats = array(2 * T, 0), *dx = array(n, 1), *dw = array(C, 1), *db = array(C, 1);
+            float *x = array(n, 2), *w = array(C, 1), *b = array(C, 1), *dy = array(n, 1),
+                  *y = array(n, 0), *stats = array(2 * T, 0), *dx = array(n, 1), *dw = array(C, 1),
+                  *db = array(C, 1);
             float *dx0 = array_copy(dx, n), *dw0 = array_copy(dw, C), *db0 = array_copy(db, C);
             for (int64_t j = 0; j < n && !add; j++)
                 dx[j] = NAN;
-            launch(BSK_LAYERNORM, (bsk_call){.p = {x, w, b, y, stats}, .n = {T, C}, .f = {1e-3}}, &team2);
+            launch(BSK_LAYERNORM, (bsk_call){.p = {x, w, b, y, stats}, .n = {T, C}, .f = {1e-3}},
+                   &team2);
             bsk_call c = {.p = {x, w, stats, dy, dx, NULL, NULL}, .n = {T, C, add}};
             launch_all(BSK_LAYERNORM_BWD, c, 4, n);
             float *kept = array_copy(dx, n), *scratch = array_copy(add ? dx0 : dx, n);
@@ -197,6 +200,51 @@ static void test_layernorm_bwd(void **state)
             array_free(dx0, n), array_free(dw0, C), array_free(db0, C);
             array_free(kept, n), array_free(scratch, n);
         }
+}
+
+/* rmsnorm and rope one after the other, to the bit; the backward of both to rounding. */
+static void test_norm_rope(void **state)
+{
+    (void)state;
+    enum { T = 5, H = 3, D = 12, N = T * H * D };
+    const int32_t pos[T] = {0, 3, 1000, 7, 0};
+    float *x = array(N, 2), *w = array(D, 1), *dy = array(N, 1), *freq = array(D / 2, 1);
+    float *y = array_of(N, NAN), *z = array_of(N, NAN), *want = array_of(N, NAN),
+          *rstd = array_of(T * H, NAN), *rstd2 = array_of(T * H, NAN), *dw = array_of(D, 2),
+          *dw2 = array_of(D, 2), *dx = array_of(N, NAN), *dx2 = array_of(N, 3);
+    for (int v = 0; v < 8; v++) { /* style, one_plus, all or 4 of 6 frequencies */
+        int style = v & 1;
+        bool one_plus = v & 2;
+        int64_t F = v & 4 ? 4 : 6;
+        bsk_norm_rope a = {T, H, D, F, style, one_plus, 1e-5f, 1.5f, pos, freq};
+        bsk_rmsnorm_f32(&team2, x, w, z, rstd, T * H, D, one_plus, 1e-5f);
+        bsk_rope_f32(&team2, z, pos, freq, want, T, H, D, F, style, false, 1.5f);
+        bsk_norm_rope_f32(&team3, &a, x, w, y, rstd2);
+        same_bits("y", y, want, N);
+        same_bits("rstd", rstd, rstd2, T * H);
+        for (int add = 0; add < 2; add++) {
+            for (int i = 0; i < N; i++)
+                dx[i] = dx2[i] = 3;
+            for (int i = 0; i < D; i++)
+                dw[i] = dw2[i] = 2;
+            bsk_rope_f32(&team2, dy, pos, freq, z, T, H, D, F, style, true, 1.5f);
+            bsk_rmsnorm_bwd_f32(&team2, x, w, rstd, z, dx, dw, T * H, D, one_plus, add);
+            bsk_norm_rope_bwd_f32(&team3, &a, x, w, rstd, dy, dx2, dw2, add);
+            for (int i = 0; i < N; i++)
+                near_("dx", (double)dx2[i], (double)dx[i], 2e-6);
+            for (int i = 0; i < D; i++)
+                near_("dw", (double)dw2[i], (double)dw[i], 2e-6);
+        }
+    }
+    float *all[] = {x, dy, y, z, want, dx, dx2};
+    for (size_t i = 0; i < BSI_COUNT(all); i++)
+        array_free(all[i], N);
+    array_free(w, D);
+    array_free(dw, D);
+    array_free(dw2, D);
+    array_free(freq, D / 2);
+    array_free(rstd, T * H);
+    array_free(rstd2, T * H);
 }
 
 static void test_rope(void **state)
@@ -396,11 +444,12 @@ static void test_dropout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),        cmocka_unit_test(test_rmsnorm_bwd),
-        cmocka_unit_test(test_layernorm),      cmocka_unit_test(test_layernorm_bwd),
-        cmocka_unit_test(test_rope),           cmocka_unit_test(test_bias_colsum),
-        cmocka_unit_test(test_softmax),        cmocka_unit_test(test_columns_rows),
-        cmocka_unit_test(test_gather_scatter), cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_rmsnorm),      cmocka_unit_test(test_rmsnorm_bwd),
+        cmocka_unit_test(test_layernorm),    cmocka_unit_test(test_layernorm_bwd),
+        cmocka_unit_test(test_rope),         cmocka_unit_test(test_norm_rope),
+        cmocka_unit_test(test_bias_colsum),  cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_columns_rows), cmocka_unit_test(test_gather_scatter),
+        cmocka_unit_test(test_dropout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -606,6 +606,68 @@ static void test_rope(void **state)
     }
 }
 
+/* in[1] is the weight of a head; d[1] is eps, n[3] one_plus */
+static void norm_rope_ref(const opcase *c, double *const *in, double *y)
+{
+    static double normed[MAX_ELEMS];
+    int64_t D = c->cols[1];
+    for (int64_t h = 0; h < elems(c, 0) / D; h++) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < D; i++)
+            sum += in[0][h * D + i] * in[0][h * D + i];
+        for (int64_t i = 0; i < D; i++)
+            normed[h * D + i] =
+                in[0][h * D + i] / sqrt(sum / (double)D + c->d[1]) * ((double)c->n[3] + in[1][i]);
+    }
+    rope_ref(c, (double *[]){normed}, y);
+}
+
+static bs_status norm_rope_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
+{
+    return bs_op_norm_rope(x[0], c->w, c->d[1], c->n[3] != 0, c->rope, (int)c->n[0], y);
+}
+
+static void test_norm_rope(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 16; k++) { /* style, whole head or 4 of 6 entries, one_plus, trainable */
+        fixture f;
+        static opcase c;
+        start(&f);
+        c = (opcase){.name = "norm_rope",
+                     .n_x = 1,
+                     .n_w = 1,
+                     .rows = {T, 1},
+                     .cols = {12, 6},
+                     .y_rows = T,
+                     .y_cols = 12,
+                     .n = {2, k & 1 ? 2 : 3, k >> 1 & 1, k >> 2 & 1},
+                     .d = {1.25, 1e-3},
+                     .op = norm_rope_op,
+                     .ref = norm_rope_ref};
+        c.rope = make_rope(&f, c.n[1], c.d[0], (bs_rope_style)c.n[2]);
+        fix_seal(&f);
+        bs_tensor_info info =
+            fix_weight(&f, "q_norm", BS_DTYPE_BF16, 1, (int64_t[]){6}, fix_floats(&f, c.v[1], 6));
+        if (k & 8)
+            c.grad[1] = fix_place(&f, 1, 6, NULL);
+        ok(bs_weight_new(f.e, 0, &info, &(bs_param_ref){.grad = c.grad[1]}, &c.w));
+        check(&f, &c);
+        if (k == 0) {
+            bs_tensor *y;
+            fix_scope(&f, 0, true, false);
+            bs_tensor *x = fix_from(&f, T, 12, c.v[0]);
+            assert_int_equal(bs_op_norm_rope(x, c.w, 0.0, false, c.rope, 3, &y), BS_SHAPE);
+            assert_non_null(strstr(bs_error()->msg, "as 3 heads with weight 'q_norm' [6]"));
+            bs_tensor_release(x);
+            bs_scope_close(f.e);
+        }
+        bs_weight_free(c.w);
+        bs_rope_free(c.rope);
+        fix_close(&f);
+    }
+}
+
 static void attention_ref(const opcase *c, double *const *in, double *y)
 {
     const bs_attention_cfg *a = &c->attention;
@@ -879,12 +941,17 @@ static void test_no_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_layernorm),   cmocka_unit_test(test_layernorm_refused),
-        cmocka_unit_test(test_rows),        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_rope),        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_linear),      cmocka_unit_test(test_rows_are_isolated),
-        cmocka_unit_test(test_no_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_elementwise),
+                                       cmocka_unit_test(test_rmsnorm),
+                                       cmocka_unit_test(test_layernorm),
+                                       cmocka_unit_test(test_layernorm_refused),
+                                       cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_embed),
+                                       cmocka_unit_test(test_rope),
+                                       cmocka_unit_test(test_norm_rope),
+                                       cmocka_unit_test(test_attention),
+                                       cmocka_unit_test(test_linear),
+                                       cmocka_unit_test(test_rows_are_isolated),
+                                       cmocka_unit_test(test_no_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,8 +67,8 @@ function M.layer(c, w, x, ctx)
   local function norm(v, weight) return nn.rmsnorm(v, weight, c.eps, true) end
   local a, rope = w.self_attn, c.sliding[ctx.layer] and "sliding" or "full"
   local h = norm(x, w.input_layernorm)
-  local q = ctx.rope(norm(a.q_proj(h), a.q_norm), c.heads, rope)
-  local k = ctx.rope(norm(a.k_proj(h), a.k_norm), c.kv_heads, rope)
+  local q = ctx.norm_rope(a.q_proj(h), a.q_norm, c.eps, c.heads, rope, true)
+  local k = ctx.norm_rope(a.k_proj(h), a.k_norm, c.eps, c.kv_heads, rope, true)
   local o = a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
   x = x + norm(o, w.post_attention_layernorm)
   h = norm(x, w.pre_feedforward_layernorm)

@@ -38,8 +38,8 @@ end
 function M.layer(c, w, x, ctx)
   local a = w.self_attn
   local h = nn.rmsnorm(x, w.input_layernorm, c.eps)
-  local q = ctx.rope(nn.rmsnorm(a.q_proj(h), a.q_norm, c.eps), c.heads)
-  local k = ctx.rope(nn.rmsnorm(a.k_proj(h), a.k_norm, c.eps), c.kv_heads)
+  local q = ctx.norm_rope(a.q_proj(h), a.q_norm, c.eps, c.heads)
+  local k = ctx.norm_rope(a.k_proj(h), a.k_norm, c.eps, c.kv_heads)
   x = x + a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
   return x + nn.mlp(c, w.mlp, h)

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** norm_rope.cu: RMSNorm over each head, then rotary position embedding, and the backward of both, in one
+** pass over q or k. A block owns a token, whose cosines and sines it computes once; a warp takes whole
+** heads. A lane holds pairs of entries that turn together, so neither step leaves its registers.
+*/
+#include "columns.cuh"
+
+enum { WARPS = ROW_THREADS / 32, MAX_FREQS = BSK_NORM_ROPE_HEAD / 2 };
+
+template <class T> struct norm_rope_args {
+    const T *x, *w, *dy;
+    const int32_t *pos; /* [T] */
+    const float *freq;  /* [n_freq] */
+    const float *rstd_in;
+    T *y; /* dx in the backward */
+    float *rstd;
+    int H, D, n_freq;
+    bool interleaved, add;
+    float one, eps, scaling;
+};
+
+/* Where the lane's pair k begins and how far its second entry lies; two neighbouring pairs at a time. */
+static __device__ inline int pair_of(int k)
+{
+    return 2 * (threadIdx.x % 32) + 64 * (k / 2) + k % 2;
+}
+
+template <class T> static __device__ inline void angles_of(const norm_rope_args<T> &a, float2 *angle)
+{
+    float where = (float)a.pos[blockIdx.x];
+    for (int j = threadIdx.x; j < a.n_freq; j += ROW_THREADS) {
+        float s, c;
+        sincosf(where * a.freq[j], &s, &c);
+        angle[j] = make_float2(c * a.scaling, s * a.scaling);
+    }
+    __syncthreads();
+}
+
+static __device__ inline float warp_sum(float v)
+{
+    for (int d = 16; d > 0; d /= 2)
+        v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
+    return v;
+}
+
+/* Runs body for entry `at` of the head with its slot in registers e[..]: first and second entries of the
+   lane's pairs, then the entries past them, which do not turn. */
+#define FOR_ENTRIES(body)                                                                              \
+    _Pragma("unroll") for (int k = 0; k < PAIRS; k++)                                                  \
+    {                                                                                                  \
+        int j = pair_of(k), at = j * step;                                                             \
+        if (j < a.n_freq) {                                                                            \
+            body(2 * k, at);                                                                           \
+            body(2 * k + 1, at + apart);                                                               \
+        }                                                                                              \
+    }                                                                                                  \
+    _Pragma("unroll") for (int k = 0; k < REST; k++)                                                   \
+    {                                                                                                  \
+        int at = 2 * a.n_freq + lane + 32 * k;                                                         \
+        if (at < a.D)                                                                                  \
+            body(2 * PAIRS + k, at);                                                                   \
+    }
+
+/* e[2k], e[2k+1] turned by the angle of pair k, or back. */
+template <int PAIRS, int N, class T>
+static __device__ inline void turn(const norm_rope_args<T> &a, const float2 *angle, bool back,
+                                   float (&e)[N])
+{
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++) {
+        int j = pair_of(k);
+        if (j < a.n_freq) {
+            float c = angle[j].x, s = back ? -angle[j].y : angle[j].y, u = e[2 * k], v = e[2 * k + 1];
+            e[2 * k] = u * c - v * s;
+            e[2 * k + 1] = v * c + u * s;
+        }
+    }
+}
+
+/* PAIRS and REST: pairs and other entries of a lane at most. */
+template <class T, int PAIRS, int REST>
+static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_args<T> a)
+{
+    constexpr int N = 2 * PAIRS + REST;
+    __shared__ float2 angle[MAX_FREQS];
+    int lane = threadIdx.x % 32, step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : a.n_freq;
+    float weight[N] = {0};
+    angles_of(a, angle);
+#define GET_W(i, at) weight[i] = a.one + to_f32(a.w[at])
+    FOR_ENTRIES(GET_W)
+    for (int h = threadIdx.x / 32; h < a.H; h += WARPS) {
+        int64_t row = (int64_t)blockIdx.x * a.H + h;
+        const T *x = a.x + row * a.D;
+        T *y = a.y + row * a.D;
+        float e[N] = {0}, sum = 0.0f;
+#define GET_X(i, at) e[i] = to_f32(x[at])
+        FOR_ENTRIES(GET_X)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum += e[i] * e[i];
+        float r = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
+        if (lane == 0)
+            a.rstd[row] = r;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            e[i] = e[i] * r * weight[i];
+        turn<PAIRS>(a, angle, false, e);
+#define PUT_Y(i, at) from_f32(&y[at], e[i])
+        FOR_ENTRIES(PUT_Y)
+    }
+}
+
+/* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)). dx may be dy. */
+template <class T, int PAIRS, int REST>
+static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_args<T> a)
+{
+    constexpr int N = 2 * PAIRS + REST;
+    __shared__ float2 angle[MAX_FREQS];
+    int lane = threadIdx.x % 32, step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : a.n_freq;
+    float weight[N] = {0};
+    angles_of(a, angle);
+    FOR_ENTRIES(GET_W)
+    for (int h = threadIdx.x / 32; h < a.H; h += WARPS) {
+        int64_t row = (int64_t)blockIdx.x * a.H + h;
+        const T *x = a.x + row * a.D, *dy = a.dy + row * a.D;
+        T *y = a.y + row * a.D;
+        float e[N] = {0}, g[N] = {0}, sum = 0.0f, r = a.rstd_in[row];
+        FOR_ENTRIES(GET_X)
+#define GET_DY(i, at) g[i] = to_f32(dy[at])
+        FOR_ENTRIES(GET_DY)
+        turn<PAIRS>(a, angle, true, g);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] *= weight[i];
+            sum += g[i] * e[i];
+        }
+        float k = warp_sum(sum) / (float)a.D * r * r;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            e[i] = r * (g[i] - e[i] * k);
+#define ADD_Y(i, at) e[i] += to_f32(y[at])
+        if (a.add) {
+            FOR_ENTRIES(ADD_Y)
+        }
+        FOR_ENTRIES(PUT_Y)
+    }
+}
+
+/* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). */
+template <class T> struct v_norm_rope {
+    norm_rope_args<T> a;
+    __device__ double operator()(int64_t t, int64_t c) const
+    {
+        const T *dy = a.dy + t * a.D;
+        float g = to_f32(dy[c]);
+        if (c < 2 * a.n_freq) {
+            int64_t j = a.interleaved ? c / 2 : c % a.n_freq;
+            bool second = a.interleaved ? c % 2 : c >= a.n_freq;
+            int64_t other = a.interleaved ? c ^ 1 : second ? c - a.n_freq : c + a.n_freq;
+            float sine, cosine, o = to_f32(dy[other]);
+            sincosf((float)a.pos[t / a.H] * a.freq[j], &sine, &cosine);
+            g = (g * cosine + (second ? -o : o) * sine) * a.scaling;
+        }
+        return (double)(g * (to_f32(a.x[t * a.D + c]) * a.rstd_in[t]));
+    }
+};
+
+template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
+{
+    norm_rope_args<T> a = norm_rope_args<T>();
+    a.x = (const T *)c->p[0];
+    a.w = (const T *)c->p[1];
+    a.pos = (const int32_t *)c->p[2];
+    a.freq = (const float *)c->p[3];
+    a.H = (int)c->n[1];
+    a.D = (int)c->n[2];
+    a.n_freq = (int)c->n[3];
+    a.interleaved = c->n[4] == BS_ROPE_INTERLEAVED;
+    a.one = c->n[5] ? 1.0f : 0.0f;
+    return a;
+}
+
+static cudaError_t check(bsk_cuda *x, const bsk_call *c)
+{
+    if (c->n[2] > BSK_NORM_ROPE_HEAD) {
+        x->note = "norm and rotation of heads of more than 512 entries";
+        return cudaErrorNotSupported;
+    }
+    return c->n[0] > INT32_MAX || c->n[1] * c->n[2] > INT32_MAX ? cudaErrorInvalidConfiguration
+                                                                : cudaSuccess;
+}
+
+cudaError_t bsk_cuda_norm_rope(bsk_cuda *x, const bsk_call *c)
+{
+    cudaError_t e = check(x, c);
+    if (e != cudaSuccess || c->n[0] <= 0)
+        return e;
+    return by_type(x, c->dtype, [&](auto tag) {
+        using T = decltype(tag);
+        norm_rope_args<T> a = args_of<T>(c);
+        a.y = (T *)c->p[4];
+        a.rstd = (float *)c->p[5];
+        a.eps = (float)c->f[0];
+        a.scaling = (float)c->f[1];
+        bool usual = a.n_freq <= 64 && a.D == 2 * a.n_freq;
+        auto kernel = usual ? forward_kernel<T, 2, 0> : forward_kernel<T, 8, 16>;
+        kernel<<<(unsigned)c->n[0], ROW_THREADS, 0, x->stream>>>(a);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
+{
+    cudaError_t e = check(x, c);
+    if (e != cudaSuccess || c->n[0] <= 0)
+        return e;
+    return by_type(x, c->dtype, [&](auto tag) {
+        using T = decltype(tag);
+        norm_rope_args<T> a = args_of<T>(c);
+        a.rstd_in = (const float *)c->p[4];
+        a.dy = (const T *)c->p[5];
+        a.y = (T *)c->p[6];
+        a.add = c->n[6] != 0;
+        a.scaling = (float)c->f[0];
+        bool usual = a.n_freq <= 64 && a.D == 2 * a.n_freq;
+        auto kernel = usual ? backward_kernel<T, 2, 0> : backward_kernel<T, 8, 16>;
+        /* before dx, which may be written over dy */
+        cudaError_t st = columns(x, v_norm_rope<T>{a}, c->p[7], c->n[0] * a.H, a.D);
+        if (st != cudaSuccess)
+            return st;
+        kernel<<<(unsigned)c->n[0], ROW_THREADS, 0, x->stream>>>(a);
+        return cudaGetLastError();
+    });
+}
