@@ -138,12 +138,16 @@ describe("base training", function()
 
   it("keeps the plan's peak and flat memory", function()
     local j <close> = open(folder("peak"))
-    local arrays = bs.host_bytes("header")
+    local function headers() -- without those that earlier tests left to the collector
+      for _ = 1, 4 do collectgarbage() end
+      return bs.host_bytes("header")
+    end
+    local third
     for s = 1, 6 do
       j:step(micros_of(s), { lr = 1e-3, next = s < 6 })
-      if s == 3 then arrays = bs.host_bytes("header") end
+      if s == 3 then third = headers() end
     end
-    assert.equal(arrays, bs.host_bytes("header"))
+    assert.equal(third, headers())
     local e = j.engine:stats()
     assert.equal(j.choice.peak, e.peak_bytes)
     assert.equal(e.pool_bytes, e.peak_bytes)
