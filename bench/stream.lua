@@ -13,7 +13,9 @@ local args = require "bs.args"
 local driver = require "bs.driver"
 local job = require "bs.job"
 local machine = require "machine"
+local memory = require("bs.measure").memory
 local model = require "bs.model"
+local plan = require "bs.plan"
 local random_checkpoint = require "random_checkpoint"
 
 local shape_names = {}
@@ -199,6 +201,9 @@ local function resident_steps(folder, cases, raw)
       if not times[key] and elapsed() < cfg.limit then
         local m = measure(j, c)
         times[key], raw[key] = m.median, m
+        local _, work = plan.work(j, c.mode == "infer" and j.walk_program or j.program,
+          c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * c.micros)
+        m.flops = work / m.median
         if cfg.profile then m.profile = shares(j, c) end
         say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
           cfg.rows * c.micros, m.median * 1e3, c.tokens * cfg.rows * c.micros / m.median, m.per_step.launches,
@@ -261,6 +266,12 @@ local function report(c, r)
     r.floor_edge or "none", r.ratio, r.overlap and ("%.3f"):format(r.overlap) or "-")
   say("  link %s moved, %s planned; disk %s, %s planned; rows %s; boundaries out %s, back %s", gb(per.link),
     gb(r.planned.link), gb(per.disk), gb(r.planned.disk_read), gb(per.rows), gb(per.out), gb(per.back))
+  say("  simulated %.2f ms: link %.2f, disk %.2f, compute %.2f; at %.3f of it", r.simulated * 1e3,
+    r.simulated_busy.link * 1e3, r.simulated_busy.disk * 1e3, r.simulated_busy.compute * 1e3, step / r.simulated)
+  if r.gpu_memory then
+    say("  GPU holds %s (by %s); pool %s + context %s: %.4f of it", gib(r.gpu_memory.held), r.gpu_memory.by,
+      gib(r.gpu_memory.pool), gib(r.gpu_memory.context), 1 / r.gpu_memory.ratio)
+  end
   say("  pool peak %s, planned %s; %.0f launches; issued in %.0f us a visit (%.0f visits)", gib(r.peak),
     gib(r.planned_peak), per.launches, per.issue / per.visits * 1e6, per.visits)
   say("  waited for disk %.1f ms, pinned %.1f, copies %.1f, compute %.1f; opened in %.2f s, first step %.2f s",
@@ -268,8 +279,10 @@ local function report(c, r)
   say("  %s", r.plan)
 end
 
-local function run_case(folder, c, rates, resident)
+local function run_case(folder, c, rates, resident, flops)
   local t0 = bs.now()
+  -- Plans are scored with the rates of this run, and of compute the resident step's.
+  c.over = { rates = { link = rates.h2d, disk = rates.disk, flops = flops or rates.gemm } }
   local j <close> = open_job(folder, c)
   local opened = bs.now() - t0
   local r = measure(j, c)
@@ -283,7 +296,8 @@ local function run_case(folder, c, rates, resident)
     r.overlap = 1 - (r.median - resident) / (r.per_step.link / rates.h2d)
   end
   r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
-  r.plan = require("bs.plan").describe(j, j.choice)
+  r.plan, r.simulated, r.simulated_busy = plan.describe(j, j.choice), j.choice.seconds, j.choice.busy
+  r.gpu, r.gpu_memory = bs.gpu.status(), memory(e.pool_bytes)
   if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
   return r
@@ -329,7 +343,8 @@ for _, c in ipairs(cases) do
     if elapsed() > cfg.limit then
       say("%s %s T=%d x%d: skipped, the time limit has passed", c.home, c.mode, c.tokens, cfg.rows * c.micros)
     else
-      local ok, r = pcall(run_case, folder, c, result.rates, resident[key_of(c)])
+      local ok, r = pcall(run_case, folder, c, result.rates, resident[key_of(c)],
+        (result.resident[key_of(c)] or {}).flops)
       if ok then
         result.cases[#result.cases + 1] = r
       else

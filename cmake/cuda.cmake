@@ -22,6 +22,7 @@ list(TRANSFORM BS_CUDA_ARCHS PREPEND "sm_" OUTPUT_VARIABLE names)
 list(JOIN names " " BS_CUDA_TEXT)
 
 file(GLOB BS_CUDA_SOURCES CONFIGURE_DEPENDS src/dev/cuda/*.c kernels/cuda/*.c)
+list(FILTER BS_CUDA_SOURCES EXCLUDE REGEX "/cuda_nvml[.]c$") # in every build
 file(GLOB cuda_kernels CONFIGURE_DEPENDS kernels/cuda/*.cu)
 add_library(bs_cuda STATIC ${cuda_kernels})
 set_target_properties(bs_cuda PROPERTIES CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden

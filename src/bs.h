@@ -282,6 +282,30 @@ BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
    queue_wait site that would have ordered the two operations where it is known. 0 elsewhere. */
 BS_API int bs_dev_violations(const bs_dev *dev, const char **text);
 
+/* The GPU that "cuda" opens, for reports. 0 or "": not known. */
+typedef struct bs_gpu {
+    bool built;                    /* this build has the device "cuda"; then also: */
+    char compiled[64];             /* architectures of its kernels, "sm_80 sm_90" */
+    int cuda_runtime, cuda_driver; /* 13000 is 13.0; what the driver supports, 0: no driver */
+    char name[96];                 /* of the GPU, with or without NVML */
+    int major, minor;              /* compute capability */
+    char blas[256];                /* file of the cuBLAS that is found */
+    uint64_t before_bytes;         /* of its memory, in use before this process opened it first */
+    uint64_t context_bytes;        /* taken by that: context, kernels, cuBLAS, its workspace */
+
+    bool nvml;                     /* NVML was found; then also: */
+    char driver[32];
+    uint64_t total_bytes, used_bytes, free_bytes; /* the first one also without NVML */
+    int processes;                 /* that compute on it */
+    uint64_t own_bytes;            /* used by this one, where NVML knows it by its id */
+    uint64_t held_bytes;           /* own_bytes, else what use has grown by since before_bytes */
+    double power_w, power_limit_w;
+    int sm_mhz, sm_most_mhz, memory_mhz;
+    int pcie_generation, pcie_width; /* of the link, now: an idle GPU may lower the first */
+} bs_gpu;
+
+BS_API void bs_gpu_get(bs_gpu *out);
+
 typedef struct bs_profile_row { /* launches of one kernel under one label */
     const char *op, *label; /* the kernel, and what it was launched for */
     uint64_t calls;

@@ -23,6 +23,8 @@ local settings = {
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
   ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
+  rates = { "fixed", "what placements are scored with: fixed rates, or those of this machine, measured at the start",
+    { "fixed", "measure" } },
   steps = { 60, "optimizer steps", 1 },
   step_tokens = { 2048, "tokens of an optimizer step", 2 },
   micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
@@ -126,6 +128,7 @@ local function open_job(cfg, given)
     model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
     vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
+    rates = cfg.rates == "measure" and "measure" or nil,
   }
 end
 

@@ -30,7 +30,7 @@ local UNBOUNDED = 1 << 60
 -- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
 -- the device may be meta, which counts memory and computes nothing. stack: the layers alone, without the head
 -- (measurements): steps have no loss. keep: upper layers whose activations stay on the device between forward
--- and backward instead of being computed again; auto: as many as pay.
+-- and backward instead of being computed again; auto: as many as pay. rates: see plan.check_rates.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
@@ -39,7 +39,7 @@ job.defaults = {
 
 -- Settings without a default, and their types.
 local optional = {
-  model = "string", lora = "table", adapter = "string", io = "table", rates = "table", logits = "boolean",
+  model = "string", lora = "table", adapter = "string", io = "table", rates = "any", logits = "boolean",
   device_options = "table", family = "table", group = "number", log = "function", dry = "boolean",
   stack = "boolean", cache = "table",
 }
@@ -71,7 +71,7 @@ local function check(key, value)
   if list then wanted[#wanted + 1] = table.concat(list, ", ") end
   local kind = optional[key] or type(job.defaults[key])
   if #wanted == 0 then
-    if type(value) == kind then return end
+    if kind == "any" or type(value) == kind then return end
     wanted[1] = "a " .. kind
   end
   bs.fail(2, "%s=%s; %s is expected", key, tostring(value), table.concat(wanted, " or "))
@@ -92,6 +92,7 @@ local function settings(cfg)
   for key, value in pairs(job.defaults) do
     if out[key] == nil then out[key] = value end
   end
+  plan.check_rates(out.rates)
   if not out.model then bs.fail(2, "model= must name a checkpoint folder") end
   for _, key in ipairs(out.cache and { "rows", "tokens" } or {}) do
     local n = out.cache[key]
@@ -342,7 +343,6 @@ function methods:close()
   self.device = nil
 end
 mt.__close = methods.close
-mt.__gc = nil
 
 -- Passes and steps have a file of their own.
 for name, fn in pairs(require "bs.step") do methods[name] = fn end

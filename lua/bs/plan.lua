@@ -3,6 +3,7 @@
 -- the arena and the fixed regions; candidates are scored by sim.lua; bs.plan validates and counts.
 local bs = require "bs"
 local args = require "bs.args"
+local measure = require "bs.measure"
 local program = require "bs.program"
 local sim = require "bs.sim"
 
@@ -25,10 +26,34 @@ function plan.budget(cfg, name, share)
   return bytes
 end
 
--- FLOPs of each visit: 2 per parameter and token, twice more for recompute and input gradient.
-local function work_of(job, list, keep)
-  local m, work = job.model, {}
-  local tokens = job.cfg.micro_tokens * job.cfg.micros
+--- rates= of a job: {link, disk (bytes/s), flops (FLOP/s)}, what is absent being fixed (sim.lua), or "measure":
+-- those of this machine now. Anything else ends with exit status 2.
+function plan.check_rates(rates)
+  if rates == nil or rates == "measure" then return end
+  local names = "measure, or a table of link, disk and flops"
+  if type(rates) ~= "table" then bs.fail(2, "rates=%s; %s is expected", tostring(rates), names) end
+  for name, v in pairs(rates) do
+    if not sim.rates.cpu[name] then bs.fail(2, "rates.%s: unknown; %s is expected", tostring(name), names) end
+    if type(v) ~= "number" or not (v > 0 and v < math.huge) then
+      bs.fail(2, "rates.%s=%s; a number above 0 is expected", name, tostring(v))
+    end
+  end
+end
+
+local function rates_of(job)
+  local cfg = job.cfg
+  if cfg.rates == "measure" then return measure.rates(job.device, job.model, cfg.micro_tokens, cfg.io) end
+  local out = {}
+  for name, v in pairs(cfg.device:find "cuda" and sim.rates.cuda or sim.rates.cpu) do out[name] = v end
+  for name, v in pairs(cfg.rates or {}) do out[name] = v end
+  return out
+end
+
+--- FLOPs of each visit of a list where `keep` upper layers are kept: 2 per parameter and token, twice more for
+-- recompute and input gradient. tokens: of a step; nil: as many as the job can take. Returns the list and its sum.
+function plan.work(job, list, keep, tokens)
+  local m, work, sum = job.model, {}, 0
+  tokens = tokens or job.cfg.micro_tokens * job.cfg.micros
   for i, v in ipairs(list) do
     local params = m.manifest:block_info(v.block).payload / 2
     local factor = 2
@@ -37,22 +62,38 @@ local function work_of(job, list, keep)
     elseif v.kind == K.tile then factor = 4
     elseif v.kind == K.embed then factor = 0 end
     work[i] = factor * params * tokens
+    sum = sum + work[i]
   end
-  return work
+  return work, sum
 end
 
--- n of a list, evenly spread: the link then works all the time.
+-- Bytes of layer inputs that come back over the link before each visit of a list; those of kept layers stay.
+local function returns(job, list, keep)
+  local m, cfg, bytes = job.model, job.cfg, {}
+  local each = cfg.micros * cfg.micro_tokens * m.config.channels * (m.compute == "bf16" and 2 or 4)
+  for i, v in ipairs(list) do
+    local back = v.kind == K.backward or v.kind == K.remix
+    bytes[i] = back and v.layer < m.config.layers - keep and each or 0
+  end
+  return bytes
+end
+
+-- n of a list, evenly spread, so that the link works all the time.
 local function spread(list, n)
   local picked = {}
   for i = 0, n - 1 do picked[i + 1] = list[math.floor((i + 0.5) * #list / n) + 1] end
   return picked
 end
 
--- As many blocks of `list` as fit `budget` bytes, evenly spread.
-local function fill(list, budget, bytes)
-  for n = #list, 1, -1 do
-    local picked, sum = spread(list, n), 0
-    for _, b in ipairs(picked) do sum = sum + bytes(b) end
+local function head(list, n) return table.move(list, 1, n, 1, {}) end
+
+-- As many blocks of `list` as fit `budget` bytes, chosen by `pick`. bytes: of each block.
+local function fill(list, pick, budget, bytes)
+  local least = math.huge
+  for _, b in ipairs(list) do least = math.min(least, bytes[b]) end
+  for n = math.min(#list, budget // least), 1, -1 do
+    local picked, sum = pick(list, n // 1 | 0), 0
+    for _, b in ipairs(picked) do sum = sum + bytes[b] end
     if sum <= budget then return picked, sum end
   end
   return {}, 0
@@ -67,41 +108,65 @@ local function without(list, taken)
   return rest
 end
 
--- Streamed blocks in program order, those that a step visits twice first.
-local function streamed_blocks(job)
-  local m, seen, order, visits = job.model, {}, {}, {}
-  for _, v in ipairs(job.program) do
-    visits[v.block] = (visits[v.block] or 0) + 1
-    if not seen[v.block] and v.block ~= m.norm.block then
-      seen[v.block] = true
-      order[#order + 1] = v.block
+-- Orders in which blocks may get homes: {first, rest, pick}. A home above the lowest trained layer saves two loads
+-- of a step and one below it saves one, but work and loads have to meet: over all, even; where a step visits twice,
+-- even; there, from the block that a step leaves last on, so that the next forward is loaded meanwhile.
+local function orders(job)
+  local norm, visits, last, all = job.model.norm.block, {}, {}, {}
+  for i, v in ipairs(job.program) do
+    if v.block ~= norm then
+      if not visits[v.block] then all[#all + 1] = v.block end
+      visits[v.block], last[v.block] = (visits[v.block] or 0) + 1, i
     end
   end
-  local twice, once = {}, {}
-  for _, b in ipairs(order) do
+  local twice, once, late = {}, {}, {}
+  for _, b in ipairs(all) do
     if visits[b] > 1 then twice[#twice + 1] = b else once[#once + 1] = b end
   end
-  return order, twice, once
+  table.move(twice, 1, #twice, 1, late)
+  table.sort(late, function(a, b) return last[a] > last[b] end)
+  local even = { all = all, first = all, rest = {}, pick = spread }
+  if job.cfg.home ~= "auto" or #twice == 0 then return { even } end
+  return { even, { all = all, first = twice, rest = once, pick = spread },
+           { all = all, first = late, rest = once, pick = head } }
 end
 
--- Homes of a candidate: gpu homes from `list` first, then ram homes from what is left.
-local function place(job, lists, gpu_budget, ram_budget)
+-- Blocks of an order, out of those that are left, for one kind of home.
+local function choose(order, left, budget, bytes)
+  local open, first, rest = {}, {}, {}
+  for _, b in ipairs(left) do open[b] = true end
+  for _, b in ipairs(order.first) do first[#first + 1] = open[b] and b or nil end
+  for _, b in ipairs(order.rest) do rest[#rest + 1] = open[b] and b or nil end
+  local picked, used = fill(first, order.pick, budget, bytes)
+  if #picked == #first then
+    table.move((fill(rest, spread, budget - used, bytes)), 1, #rest, #picked + 1, picked)
+  end
+  return picked
+end
+
+-- Sizes of all blocks, by number.
+local function sizes_of(job)
+  local m, s = job.model, { payload = {}, raw = {}, slot = {} }
+  for b = 0, m.n_blocks - 1 do
+    local info = m.manifest:block_info(b)
+    s.payload[b], s.raw[b], s.slot[b] = info.payload, info.raw_bytes, info.slot_bytes
+  end
+  return s
+end
+
+-- Homes of a candidate: on the device, and in ram out of what is left.
+local function place(job, sizes, order, gpu_budget, ram_budget)
   local m, homes = job.model, {}
   for b = 0, m.n_blocks - 1 do homes[b] = "disk" end
   homes[m.norm.block] = "gpu"
   local forced = job.cfg.home
   if forced ~= "auto" then
-    for _, b in ipairs(lists.all) do homes[b] = forced end
+    for _, b in ipairs(order.all) do homes[b] = forced end
     return homes
   end
-  local function slot(b) return m.manifest:block_info(b).slot_bytes end
-  local function raw(b) return m.manifest:block_info(b).raw_bytes end
-  local gpu, used = fill(lists.first, gpu_budget, slot)
-  if #gpu == #lists.first and #lists.rest > 0 then
-    for _, b in ipairs((fill(lists.rest, gpu_budget - used, slot))) do gpu[#gpu + 1] = b end
-  end
+  local gpu = choose(order, order.all, gpu_budget, sizes.slot)
   for _, b in ipairs(gpu) do homes[b] = "gpu" end
-  for _, b in ipairs((fill(without(lists.all, gpu), ram_budget, raw))) do homes[b] = "ram" end
+  for _, b in ipairs(choose(order, without(order.all, gpu), ram_budget, sizes.raw)) do homes[b] = "ram" end
   return homes
 end
 
@@ -129,38 +194,37 @@ local function other_bytes(job, choice)
 end
 
 -- One candidate made complete, or nil and the least budgets that it would need.
-local function complete(job, choice, lists)
-  local cfg = job.cfg
+local function complete(job, choice, sizes, rates)
+  local cfg, order = job.cfg, choice.order
   local dev_other, host_other = other_bytes(job, choice)
-  local bare = bs_plan(job, place(job, lists, 0, 0), choice.dev_slots, choice.host_slots)
+  local bare <close> = bs_plan(job, place(job, sizes, order, 0, 0), choice.dev_slots, choice.host_slots)
   local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
   if need_dev > cfg.vram or need_host > cfg.ram then return nil, need_dev, need_host end
-  local homes = place(job, lists, cfg.vram - need_dev, cfg.ram - need_host)
+  local homes = place(job, sizes, order, cfg.vram - need_dev, cfg.ram - need_host)
   choice.homes = homes
   if not needs_staging(homes) then choice.host_slots = 0 end
-  local p = bs_plan(job, homes, choice.dev_slots, choice.host_slots)
+  local p <close> = bs_plan(job, homes, choice.dev_slots, choice.host_slots)
   choice.peak = dev_other + p:device_bytes()
   choice.host = host_other + p:host_bytes()
   if choice.peak > cfg.vram or choice.host > cfg.ram then
     return nil, choice.peak, choice.host
   end
-  local m = job.model
-  local function size(b)
-    local info = m.manifest:block_info(b)
-    return info.payload, info.raw_bytes
-  end
-  choice.seconds, choice.busy = sim.step(p:transfers(true), size, work_of(job, job.program, choice.keep),
-    choice.host_slots, job.cfg.rates or sim.rates)
+  local function size(b) return sizes.payload[b], sizes.raw[b] end
+  choice.seconds, choice.busy = sim.step {
+    transfers = p:transfers(true), size = size, work = plan.work(job, job.program, choice.keep),
+    host_slots = choice.host_slots, rates = rates,
+    back = choice.boundaries == "host" and returns(job, job.program, choice.keep) or nil,
+  }
   return choice
 end
 
 local function candidates(job)
   local cfg, list = job.cfg, {}
-  local all, twice, once = streamed_blocks(job)
   local function one_of(v, options)
     if v == "auto" then return options end
     return { v }
   end
+  local ways = orders(job)
   local boundaries = one_of(cfg.boundaries, { "device", "host" })
   local slots, staging = one_of(cfg.dev_slots, { 3, 2, 1 }), one_of(cfg.host_slots, { 3, 2, 1 })
   local row_homes = (cfg.home == "disk" or job.model.updatable) and { "disk" } or cfg.home ~= "auto" and { "ram" }
@@ -169,10 +233,9 @@ local function candidates(job)
     for _, h in ipairs(staging) do
       for _, b in ipairs(boundaries) do
         for _, r in ipairs(row_homes) do
-          for _, lists in ipairs { { all = all, first = all, rest = {} },
-                                   { all = all, first = twice, rest = once } } do
+          for _, order in ipairs(ways) do
             list[#list + 1] = {
-              lists = lists, dev_slots = s, host_slots = h, boundaries = b, rows = r,
+              order = order, dev_slots = s, host_slots = h, boundaries = b, rows = r,
               keep = cfg.keep == "auto" and 0 or cfg.keep,
             }
           end
@@ -183,17 +246,26 @@ local function candidates(job)
   return list
 end
 
+-- Clearly less time (more slots come first, and stand more than is simulated); of the same slots also less that
+-- moves in the same time.
+local function better(a, b)
+  if a.seconds < b.seconds * 0.99 then return true end
+  if a.dev_slots ~= b.dev_slots or a.host_slots ~= b.host_slots then return false end
+  return a.seconds < b.seconds * 0.999
+    or a.seconds <= b.seconds and a.busy.link + a.busy.disk < b.busy.link + b.busy.disk
+end
+
 -- The best placement with activations of upper layers kept, where that is faster.
-local function keep_more(job, best)
+local function keep_more(job, best, sizes, rates)
   local most = job.keepable
   if job.cfg.keep ~= "auto" or job.cfg.boundaries == "host" or most == 0 then return best end
   local chosen, last = best, 0
   for quarter = 4, 1, -1 do
     local n = most * quarter // 4
     if n > 0 and n ~= last then
-      local c = { lists = best.lists, dev_slots = best.dev_slots, host_slots = best.host_slots, rows = best.rows,
+      local c = { order = best.order, dev_slots = best.dev_slots, host_slots = best.host_slots, rows = best.rows,
         boundaries = best.boundaries, keep = n }
-      local done = complete(job, c, c.lists)
+      local done = complete(job, c, sizes, rates)
       if done and done.seconds < chosen.seconds * 0.999 then chosen = done end
       last = n
     end
@@ -206,16 +278,21 @@ end
 -- the smallest that does.
 function plan.choose(job)
   local best, least_dev, least_host
+  local rates, sizes = rates_of(job), sizes_of(job)
   for _, c in ipairs(candidates(job)) do
-    local done, dev, host = complete(job, c, c.lists)
+    local done, dev, host = complete(job, c, sizes, rates)
     if done then
-      if not best or done.seconds < best.seconds * 0.999 then best = done end
+      if not best or better(done, best) then best = done end
     else
       least_dev = math.min(least_dev or dev, dev)
       least_host = math.min(least_host or host, host)
     end
   end
-  if best then return keep_more(job, best) end
+  if best then
+    best = keep_more(job, best, sizes, rates)
+    best.rates = rates
+    return best
+  end
   local cfg = job.cfg
   local parts = {}
   if least_dev > cfg.vram then

@@ -3,14 +3,22 @@
 -- them. It scores placements; it decides nothing. Times in seconds, rates in bytes/s and FLOP/s.
 local sim = {}
 
---- Defaults until rates are measured on the machine; they are arguments so that a plan never depends on
--- the day.
-sim.rates = { disk = 2e9, link = 25e9, flops = 2e11 }
+--- Rates by kind of device where a job gives none of its own: fixed, so that its plan never depends on the day.
+sim.rates = {
+  cpu = { disk = 2e9, link = 25e9, flops = 2e11 },
+  cuda = { disk = 2e9, link = 25e9, flops = 1e14 },
+}
+
+-- Bytes of the requests that a reader has in flight. With one staging slot it cannot run ahead: each block begins
+-- and ends with an empty queue, which was measured to cost as long as reading these.
+local IN_FLIGHT <const> = 64 << 20
 
 --- Time of one steady step.
--- transfers: plan:transfers(true). size(block) -> payload bytes, raw bytes. work: FLOPs of each visit.
--- Returns seconds of a steady segment, and busy seconds {disk, link, compute} in it.
-function sim.step(transfers, size, work, host_slots, rates)
+-- o: transfers = plan:transfers(true); size(block) -> payload bytes, raw bytes; work: FLOPs of each visit; back:
+-- other bytes that cross the link before each visit, or nil; host_slots; rates. Returns seconds of a steady
+-- segment, and busy seconds {disk, link, compute} in it.
+function sim.step(o)
+  local transfers, size, rates, back = o.transfers, o.size, o.rates, o.back or {}
   local disk, link, compute = 0.0, 0.0, 0.0
   local n, ends, staging, mark = #transfers, {}, {}, 0.0
   local busy = { disk = 0.0, link = 0.0, compute = 0.0 }
@@ -27,8 +35,9 @@ function sim.step(transfers, size, work, host_slots, rates)
         local free = ends[segment * n + (t.slot_free_after or -n) + 1] or 0.0
         local read_end = 0.0
         if t.read then
-          turn = turn % math.max(host_slots, 1) + 1
+          turn = turn % math.max(o.host_slots, 1) + 1
           local start = math.max(disk, staging[turn] or 0.0)
+          if o.host_slots == 1 then start = start + math.min(raw, IN_FLIGHT) / rates.disk end
           read_end = start + raw / rates.disk
           disk = read_end
           busy.disk = busy.disk + raw / rates.disk
@@ -39,8 +48,13 @@ function sim.step(transfers, size, work, host_slots, rates)
         if t.read then staging[turn] = ready end
         busy.link = busy.link + payload / rates.link
       end
-      compute = math.max(compute, ready) + work[i] / rates.flops
-      busy.compute = busy.compute + work[i] / rates.flops
+      if (back[i] or 0) > 0 then
+        link = link + back[i] / rates.link
+        ready = math.max(ready, link)
+        busy.link = busy.link + back[i] / rates.link
+      end
+      compute = math.max(compute, ready) + o.work[i] / rates.flops
+      busy.compute = busy.compute + o.work[i] / rates.flops
       ends[at] = compute
     end
   end

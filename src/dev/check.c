@@ -340,6 +340,18 @@ static bs_status check_host_fn(bsi_queue *queue, void (*fn)(void *), void *ud)
     return d->inner.ops->host_fn(&q->inner, fn, ud);
 }
 
+static void check_range(bs_dev *dev, const char *label)
+{
+    check_dev *d = dev_of(dev);
+    if (!label && d->ranges == 0) {
+        bsi_check_note(dev, "a range ended that was not begun");
+        return;
+    }
+    d->ranges += label ? 1 : -1;
+    if (d->inner.ops->range)
+        d->inner.ops->range(&d->inner, label);
+}
+
 static bs_status check_profile(bs_dev *dev, bsi_profile *into)
 {
     check_dev *d = dev_of(dev);
@@ -366,5 +378,6 @@ const bsi_dev_ops bsi_dev_check = {
     .host_fn = check_host_fn,
     .queue_status = check_queue_status,
     .violations = check_violations,
+    .range = check_range,
     .profile = check_profile,
 };

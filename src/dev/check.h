@@ -70,6 +70,7 @@ typedef struct check_dev {
     check_label *labels[CHECK_BUCKETS];
     check_slab *slabs;
     check_segment *free_segments;
+    int ranges; /* begun and not ended */
     int violations;
     uint64_t *keys; /* of the violations: each is told once */
     int cap_keys;

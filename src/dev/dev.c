@@ -171,6 +171,18 @@ void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud)
     dev->pump_ud = ud;
 }
 
+void bsi_range_begin(bs_dev *dev, const char *label)
+{
+    if (dev->ops->range)
+        dev->ops->range(dev, label);
+}
+
+void bsi_range_end(bs_dev *dev)
+{
+    if (dev->ops->range)
+        dev->ops->range(dev, NULL);
+}
+
 /* ---- checks that every call makes ------------------------------------------------------------ */
 
 /* Nothing can be issued on a device that is closed or lost. */

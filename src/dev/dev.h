@@ -103,6 +103,7 @@ typedef struct bsi_dev_ops {
                          void *ud); /* no Lua, no device calls in fn */
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
+    void (*range)(bs_dev *dev, const char *label); /* NULL slot: nobody can watch this device */
     /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed before
        are in the profile that they were timed into. */
     bs_status (*profile)(bs_dev *dev, bsi_profile *into);
@@ -143,6 +144,9 @@ bs_status bsi_event_sync(const bsi_event *ev);
 bs_status bsi_queue_sync(bsi_queue *q);
 /* Attach or clear (NULL) the pump. */
 void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud);
+/* For profilers: the calls from here on belong to `label`, until bsi_range_end. Ranges nest. */
+void bsi_range_begin(bs_dev *dev, const char *label);
+void bsi_range_end(bs_dev *dev);
 /* All queue_wait sites this process has used so far (for mutation tests). */
 int bsi_wait_sites(const char *const **out);
 

@@ -12,6 +12,9 @@ bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out);
 /* check devices: count a misuse that a function without a status cannot return. */
 void bsi_check_note(const bs_dev *dev, const char *fmt, ...) BSI_PRINTF(2, 3);
 
+/* cuda: the fields of bs_gpu that are the runtime's, and the GPU's PCI address ("": none). */
+void bsi_cuda_gpu(bs_gpu *out, char bus[32]);
+
 /* Add a timed launch of the kernel `op`, a static name. Nothing is added when there is
    no memory. */
 void bsi_profile_add(bsi_profile *p, const char *op, const char *label, double seconds);

@@ -19,24 +19,27 @@
 
 enum { DONE = 0, FAILED = 1, USAGE = 2 };
 
-static const char help[] = "usage: bslua [options] [script [args]]\n"
-                           "  -e stat    run the string 'stat'\n"
-                           "  -l mod     require 'mod' into the global 'mod'\n"
-                           "  -l g=mod   require 'mod' into the global 'g'\n"
-                           "  -v         print the version\n"
-                           "  -E         ignore environment variables\n"
-                           "  -W         turn warnings on\n"
-                           "  --         end of the options\n"
-                           "  -          run standard input\n"
-                           "  --help     print this\n"
-                           "  --version  print the version and what is built in\n"
-                           "Exit status: 0 done, 1 error, 2 usage, n as the script says.\n"
-                           "BSLUA_HOME=DIR is searched for modules before those inside the program.\n";
+static const char help[] =
+    "usage: bslua [options] [script [args]]\n"
+    "  -e stat    run the string 'stat'\n"
+    "  -l mod     require 'mod' into the global 'mod'\n"
+    "  -l g=mod   require 'mod' into the global 'g'\n"
+    "  -v         print the version\n"
+    "  -E         ignore environment variables\n"
+    "  -W         turn warnings on\n"
+    "  --         end of the options\n"
+    "  -          run standard input\n"
+    "  --help     print this\n"
+    "  --version  print the version and what is built in\n"
+    "  --doctor   say what this machine has, what is missing and how fast it is;\n"
+    "             then dir=FOLDER, json=FILE, help\n"
+    "Exit status: 0 done, 1 error, 2 usage, n as the script says.\n"
+    "BSLUA_HOME=DIR is searched for modules before those inside the program.\n";
 
 typedef struct options {
     int script; /* index in argv; argc: none */
     bool ran;   /* -e or -v */
-    bool version, long_version, help, no_env, warn;
+    bool version, long_version, help, doctor, no_env, warn;
 } options;
 
 static int usage(const char *word, const char *problem)
@@ -127,6 +130,11 @@ static int collect(int argc, char **argv, options *o)
             i++;
             break;
         }
+        if (strcmp(w, "--doctor") == 0) {
+            o->doctor = true; /* the words that follow are its own */
+            i++;
+            break;
+        }
         if (strcmp(w, "--help") == 0)
             o->help = true;
         else if (strcmp(w, "--version") == 0)
@@ -189,6 +197,21 @@ static int run_script(lua_State *L, int argc, char **argv, int script)
     return run(L, status, status == LUA_OK ? argc - script - 1 : 0);
 }
 
+static int run_doctor(lua_State *L, int argc, char **argv, int first)
+{
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "bs.doctor");
+    if (host_call(L, 1, 1) != LUA_OK)
+        return report(L);
+    lua_getfield(L, -1, "main");
+    lua_createtable(L, argc - first, 0);
+    for (int i = first; i < argc; i++) {
+        lua_pushstring(L, argv[i]);
+        lua_rawseti(L, -2, i - first + 1);
+    }
+    return run(L, LUA_OK, 1);
+}
+
 /* Everything that may raise: argc, argv and the options as light userdata; returns the exit status. */
 static int protected_main(lua_State *L)
 {
@@ -211,7 +234,9 @@ static int protected_main(lua_State *L)
         status = run_init(L);
     if (status == DONE)
         status = run_options(L, argv, o->script);
-    if (status == DONE && o->script < argc)
+    if (status == DONE && o->doctor)
+        status = run_doctor(L, argc, argv, o->script);
+    else if (status == DONE && o->script < argc)
         status = run_script(L, argc, argv, o->script);
     else if (status == DONE && !o->ran) {
         if (isatty(STDIN_FILENO))
@@ -248,7 +273,8 @@ int main(int argc, char **argv)
     }
     if (o.version)
         printf("bslua %s  %s\n", bs_version(), LUA_COPYRIGHT);
-    signal(SIGXFSZ, SIG_IGN); /* a log that may not grow is no reason to lose the run: writes fail instead */
+    /* a log that may not grow is no reason to lose the run: writes fail instead */
+    signal(SIGXFSZ, SIG_IGN);
     lua_State *L = luaL_newstate();
     if (!L) {
         fputs("bslua: not enough memory\n", stderr);

@@ -170,6 +170,7 @@ void bsl_open_head(lua_State *L);
 void bsl_open_stream(lua_State *L);
 void bsl_open_rows(lua_State *L);
 void bsl_open_rates(lua_State *L);
+void bsl_open_gpu(lua_State *L);
 void bsl_open_tokenizer(lua_State *L);
 /* Give waiting log lines to the script's function; any lua_State of the script. */
 void bsl_flushlog(lua_State *L);

@@ -289,6 +289,7 @@ int luaopen_bs(lua_State *L)
     bsl_open_stream(L);
     bsl_open_rows(L);
     bsl_open_rates(L);
+    bsl_open_gpu(L);
     bsl_open_tokenizer(L);
     lua_pushvalue(L, -1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &module_key);

@@ -451,6 +451,7 @@ bs_status bs_stream_next(bs_stream *s, bs_visit *out)
     BSI_TRY(fail(s, bind(s, p)));
     *out = (bs_visit){p->spec, s->begun};
     s->begun++;
+    bsi_range_begin(s->e->dev, name_of(s, p->spec.block));
     return BS_OK;
 }
 
@@ -462,6 +463,7 @@ static bs_status leave(bs_stream *s)
     b->base[p->spec.block] = (bsi_addr){NULL, 0};
     b->visit = "none";
     bsi_dev_leave(d);
+    bsi_range_end(s->e->dev);
     s->ended++;
     d->was_used = true;
     return bsi_event_record(d->used, s->e->compute);

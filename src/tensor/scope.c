@@ -114,6 +114,7 @@ static void free_records(bsi_space *s, bsi_link **values, bsi_link **nodes)
 static void close_scope(bsi_space *s)
 {
     s->open = false;
+    bsi_range_end(s->e->dev);
     kill_handles(s);
     free_records(s, &s->values, &s->nodes);
     drop_label(s, s->label);
@@ -166,6 +167,7 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
         s->kept->link = &k->next;
     s->kept = k;
     s->open = false;
+    bsi_range_end(s->e->dev);
     s->values = s->nodes = NULL;
     kill_handles(s);
     s->label = NULL;
@@ -203,6 +205,7 @@ bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
     s->tape = s->open = true;
     s->walked = false;
     unlink_kept(k);
+    bsi_range_begin(s->e->dev, s->label->text);
     return BS_OK;
 }
 
@@ -278,6 +281,7 @@ bs_status bs_scope_open(bs_engine *e, const bs_scope_cfg *cfg)
     s->walked = false;
     s->hash = 0;
     s->open = true;
+    bsi_range_begin(e->dev, s->label->text);
     return BS_OK;
 }
 

@@ -506,6 +506,27 @@ static void test_c8_owner(void **state)
     bs_dev_close(d);
 }
 
+/* Ranges nest on every device; check devices count one that ends too often. */
+static void test_ranges(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_all; i++) {
+        const char *text;
+        bs_dev *d = dev_new(all[i], 0);
+        bsi_range_begin(d, "visit");
+        bsi_range_begin(d, "scope");
+        bsi_range_end(d);
+        bsi_range_end(d);
+        no_violations(d);
+        if (strncmp(all[i], "check:", 6) == 0) {
+            bsi_range_end(d);
+            assert_int_equal(bs_dev_violations(d, &text), 1);
+            assert_non_null(strstr(text, "a range ended that was not begun"));
+        }
+        bs_dev_close(d);
+    }
+}
+
 /* A kernel that runs over the end of its memory. Every call then repeats the one error, everything
    closes, no byte is left accounted, and a device that is opened after it says that the process has lost
    the GPU. */
@@ -569,6 +590,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_c7_close_in_any_order),
         cmocka_unit_test(test_c7_close_drains),
         cmocka_unit_test(test_c8_owner),
+        cmocka_unit_test(test_ranges),
     };
     if (argc > 1 && strcmp(argv[1], "--lose") == 0)
         return lose();

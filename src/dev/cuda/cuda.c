@@ -12,6 +12,14 @@
 
 #include <string.h>
 
+/* NVTX is all in its header: a call is one test of a pointer until a profiler sets it. */
+#if defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define HAVE_NVTX 1
+#endif
+#endif
+
 static cuda_dev *dev_of(const bs_dev *dev)
 {
     return dev->impl;
@@ -263,6 +271,17 @@ static int cuda_violations(const bs_dev *dev, const char **text)
     return 0;
 }
 
+#ifdef HAVE_NVTX
+static void cuda_range(bs_dev *dev, const char *label)
+{
+    (void)dev;
+    if (label)
+        nvtxRangePushA(label);
+    else
+        nvtxRangePop();
+}
+#endif
+
 const bsi_dev_ops bsi_dev_cuda = {
     .size = sizeof(bsi_dev_ops),
     .open = bsi_cuda_open,
@@ -283,5 +302,8 @@ const bsi_dev_ops bsi_dev_cuda = {
     .host_fn = cuda_host_fn,
     .queue_status = cuda_queue_status,
     .violations = cuda_violations,
+#ifdef HAVE_NVTX
+    .range = cuda_range,
+#endif
     .profile = bsi_cuda_profile,
 };

@@ -59,6 +59,14 @@ typedef struct cuda_block { /* what bsi_mem.impl is */
 /* cuda_open.c */
 bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
 void bsi_cuda_close(bs_dev *dev);
+/* A symbol of cuBLAS, which is loaded for it; NULL: the library is not there. */
+const void *bsi_cuda_find_blas(void);
+
+/* cuda_gpu.c: note what of the GPU is in use before the first context of the process, and after it; the
+   file of the cuBLAS that has been loaded. */
+void bsi_cuda_note_before(const cuda_dev *d);
+void bsi_cuda_note_after(const cuda_dev *d);
+void bsi_cuda_note_blas(const void *function);
 
 /* cuda_mem.c */
 bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out);

@@ -39,6 +39,12 @@ static void *load_library(void)
     return lib;
 }
 
+const void *bsi_cuda_find_blas(void)
+{
+    void *lib = load_library();
+    return lib ? dlsym(lib, "cublasCreate_v2") : NULL;
+}
+
 static bs_status load_blas(bsk_cublas *b)
 {
     const struct {
@@ -67,6 +73,7 @@ static bs_status load_blas(bsk_cublas *b)
             return bsi_fail(BS_UNSUPPORTED, BLAS " has no %s; cuBLAS 12.3 or newer is needed",
                             symbols[i].name);
         memcpy(symbols[i].slot, &f, sizeof f);
+        bsi_cuda_note_blas(f);
     }
     return BS_OK;
 }
@@ -204,12 +211,16 @@ bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bs_status st = find_device(d);
-    if (st == BS_OK)
+    if (st == BS_OK) {
+        bsi_cuda_note_before(d);
         st = make_context(d);
+    }
     if (st == BS_OK)
         st = open_blas(d);
     if (st == BS_OK)
         st = take_resources(d);
+    if (st == BS_OK)
+        bsi_cuda_note_after(d);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (st != BS_OK) {
         give_resources(d);
