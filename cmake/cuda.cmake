@@ -24,11 +24,26 @@ list(JOIN names " " BS_CUDA_TEXT)
 file(GLOB BS_CUDA_SOURCES CONFIGURE_DEPENDS src/dev/cuda/*.c kernels/cuda/*.c)
 list(FILTER BS_CUDA_SOURCES EXCLUDE REGEX "/cuda_nvml[.]c$") # in every build
 file(GLOB cuda_kernels CONFIGURE_DEPENDS kernels/cuda/*.cu)
+set(cuda_sm90 ${cuda_kernels})
+list(FILTER cuda_sm90 INCLUDE REGEX "_sm90_")
+list(FILTER cuda_kernels EXCLUDE REGEX "_sm90_")
+set(cuda_targets bs_cuda)
 add_library(bs_cuda STATIC ${cuda_kernels})
-set_target_properties(bs_cuda PROPERTIES CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden
-  CUDA_RUNTIME_LIBRARY Static)
-target_include_directories(bs_cuda PRIVATE src kernels)
+# What *_sm90_*.cu use is in no architecture but this one, not even in later ones.
+if("90" IN_LIST BS_CUDA_ARCHS)
+  add_library(bs_cuda_sm90 OBJECT ${cuda_sm90})
+  set_target_properties(bs_cuda_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  target_sources(bs_cuda PRIVATE $<TARGET_OBJECTS:bs_cuda_sm90>)
+  set_source_files_properties(kernels/cuda/table.c PROPERTIES COMPILE_DEFINITIONS BSK_CUDA_SM90)
+  list(APPEND cuda_targets bs_cuda_sm90)
+endif()
+foreach(target IN LISTS cuda_targets)
+  set_target_properties(${target} PROPERTIES CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden
+    CUDA_RUNTIME_LIBRARY Static)
+  target_include_directories(${target} PRIVATE src kernels)
+  target_compile_options(${target} PRIVATE
+    -O3 "-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
+endforeach()
 target_include_directories(bs_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-target_compile_options(bs_cuda PRIVATE -O3 "-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
 target_link_libraries(bs_cuda INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
 target_link_options(bs_cuda INTERFACE -Wl,--as-needed) # without the C++ library, which nothing here uses

@@ -112,21 +112,6 @@ static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], 
     }
 }
 
-/* Keys that a query does not see, for 16 queries from i0 on and keys from j0 on. */
-template <int NT>
-static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2], int i0, int j0)
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int i = i0 + 8 * (e / 2) + lane / 4, j = j0 + n * 8 + lane % 4 * 2 + e % 2;
-            if (j > i || j < first[e / 2])
-                s[n][e] = -INFINITY;
-        }
-}
-
 template <int D, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_args a)
 {

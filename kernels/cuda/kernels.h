@@ -50,6 +50,8 @@ typedef struct bsk_cuda {
     const bsk_cublas *blas;
     cublasHandle_t handle; /* bound to stream */
     double *partials;      /* [BSK_CUDA_PARTIALS], device */
+    int capability;        /* of the device: 10 major + minor */
+    int processors;        /* multiprocessors */
     const char *note;      /* of a launcher that fails: what CUDA's own text does not say; static */
 } bsk_cuda;
 
@@ -82,10 +84,13 @@ bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_
 cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta);
 
-/* attention_*.cu: the versions that attention.c chooses from. */
+/* attention_*.cu: the versions that table.c chooses from. */
 bool bsk_cuda_attention_tiled(int64_t D); /* the tensor cores have a kernel for this head dim */
 bsk_cuda_fn bsk_cuda_attention_mma, bsk_cuda_attention_bwd_mma, bsk_cuda_attention_plain,
     bsk_cuda_attention_bwd_plain;
+/* For compute capability 9.0 and no other, where that is compiled: BSK_CUDA_SM90. */
+bool bsk_cuda_attention_on_sm90(const bsk_cuda *x, int64_t D); /* they have this head dim */
+bsk_cuda_fn bsk_cuda_attention_sm90, bsk_cuda_attention_bwd_sm90;
 
 #ifdef __cplusplus
 }

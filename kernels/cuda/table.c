@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** table.c: the launchers of the cuda device, indexed by bsk_op, and the choice among the versions of
-** attention: tensor cores for bf16 and the head dims that models have, plain loops else.
+** attention: tensor cores for bf16 and the head dims that models have, by Hopper's own instructions
+** where there are some (without sinks), plain loops else. The choice depends on the device and the call
+** alone.
 */
 #include "kernels.h"
 
-enum { HEAD_DIM = 3 }; /* n[] of both attention ops */
+enum { HEAD_DIM = 3, SINKS = 7 }; /* n[] of both attention ops, p[] of the forward */
 
 /* operands: the first of p[], cu and lse among them, that must be aligned to what is copied at a time
  */
@@ -19,12 +21,24 @@ static bool tiled(const bsk_call *c, int operands)
 
 cudaError_t bsk_cuda_attention(bsk_cuda *x, const bsk_call *c)
 {
-    return tiled(c, 6) ? bsk_cuda_attention_mma(x, c) : bsk_cuda_attention_plain(x, c);
+    if (!tiled(c, 6))
+        return bsk_cuda_attention_plain(x, c);
+#ifdef BSK_CUDA_SM90
+    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]) && !c->p[SINKS])
+        return bsk_cuda_attention_sm90(x, c);
+#endif
+    return bsk_cuda_attention_mma(x, c);
 }
 
 cudaError_t bsk_cuda_attention_bwd(bsk_cuda *x, const bsk_call *c)
 {
-    return tiled(c, 11) ? bsk_cuda_attention_bwd_mma(x, c) : bsk_cuda_attention_bwd_plain(x, c);
+    if (!tiled(c, 11))
+        return bsk_cuda_attention_bwd_plain(x, c);
+#ifdef BSK_CUDA_SM90
+    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]))
+        return bsk_cuda_attention_bwd_sm90(x, c);
+#endif
+    return bsk_cuda_attention_bwd_mma(x, c);
 }
 
 const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {

@@ -521,6 +521,12 @@ static void try_attention(void)
             try_attention_case(&cases[i], one, 1, types[v]);
             try_attention_case(&cases[i], tiny, 1, types[v]);
         }
+    /* More tiles of keys than are on the chip at once; more tiles of queries than processors. */
+    static const int32_t deep[] = {0, 900, 1500};
+    static const attention_case large[] = {{4, 1, 128, 0, 0, false}, {4, 2, 64, 700, 0, true},
+                                           {64, 8, 128, 0, 0, true}, {64, 64, 64, 0, 5, false}};
+    for (int i = 0; i < 4; i++)
+        try_attention_case(&large[i], i < 2 ? deep : many, i < 2 ? 2 : 6, BS_DTYPE_BF16);
 }
 
 /* New tokens of rows of a cache: runs, single ones, the first and the last place. */

@@ -139,6 +139,8 @@ static bs_status make_context(cuda_dev *d)
             "GPU %d cannot be used; see nvidia-smi for what else runs on it, and start a "
             "new process if this one lost it",
             d->ordinal);
+    d->x.capability = prop.major * 10 + prop.minor;
+    d->x.processors = prop.multiProcessorCount;
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)

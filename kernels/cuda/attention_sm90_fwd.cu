@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** attention_sm90_fwd.cu: attention on Hopper's tensor cores (Shah et al. 2024), bf16 operands, f32
+** sums. A block stays on a multiprocessor and works through items, an item being ROWS queries of one
+** head; which items are its own follows from its index. One warp copies tiles of q, k and v into rings,
+** two warpgroups of 64 queries each compute. Tiles of keys start at multiples of COLUMNS and are walked
+** downwards, so that the tile on the diagonal comes first.
+**
+** A warpgroup issues the scores of a tile, then the sum over the values of the tile before, and while
+** those run does the softmax of the scores. With head dim 64, where the softmax takes as long as the
+** products, the two take turns at issuing, so that one's softmax falls into the time of the other's
+** products. With 128 products alone fill the time, and turns would cost some of it.
+*/
+#include "attention.cuh"
+#include "wgmma.cuh"
+
+enum {
+    GROUPS = 2,                         /* warpgroups that compute */
+    THREADS = (1 + GROUPS) * WARPGROUP, /* the first copies */
+    ROWS = 64 * GROUPS,
+    COLUMNS = 128,
+    NT = COLUMNS / 8,
+    STAGES = 2,
+    TURN = 1 /* named barriers TURN, TURN + 1: the turn of a warpgroup */
+};
+
+typedef ring<STAGES> place;
+
+template <int D> struct tiles {
+    bf16 q[ROWS * D];
+    bf16 k[STAGES][COLUMNS * D];
+    bf16 v[STAGES][COLUMNS * D];
+    bf16 o[ROWS * (D + PAD)];
+    uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+struct forward_args {
+    CUtensorMap q, k, v;
+    attention_args a;
+};
+
+/* Queries [row0, end) of head h, which see keys from `first` on: `count` tiles from tile `top` down. */
+struct item {
+    int h, row0, end, first, top, count;
+};
+
+/* The n-th item of this block: the longest first, back and forth over the blocks. */
+static __device__ inline bool take_item(item &w, const attention_args &a, int n)
+{
+    int blocks = gridDim.x, at = n * blocks + (n % 2 ? blocks - 1 - blockIdx.x : blockIdx.x);
+    int row_tiles = (a.T + ROWS - 1) / ROWS;
+    if (at >= row_tiles * a.H)
+        return false;
+    w.h = at % a.H;
+    w.row0 = (row_tiles - 1 - at / a.H) * ROWS;
+    w.end = min(w.row0 + ROWS, a.T);
+    w.first = first_key(a, w.row0);
+    w.top = w.row0 / COLUMNS;
+    w.count = w.top - w.first / COLUMNS + 1;
+    return true;
+}
+
+/* ---- the copies ---- */
+
+template <int D> static __device__ inline void copy_items(tiles<D> &t, const forward_args &f)
+{
+    const attention_args &a = f.a;
+    place at = {0, 0};
+    item w;
+    for (int n = 0; take_item(w, a, n); n++) {
+        int kv = w.h / (a.H / a.K);
+        barrier_wait(&t.q_empty, (n & 1) ^ 1);
+        barrier_expect(&t.q_full, sizeof t.q);
+        copy_tile<ROWS, D>(t.q, &f.q, &t.q_full, w.h * D, w.row0);
+        for (int i = 0; i < w.count; i++, at.next()) {
+            int j = (w.top - i) * COLUMNS;
+            barrier_wait(&t.k_empty[at.stage], at.phase ^ 1);
+            barrier_expect(&t.k_full[at.stage], sizeof t.k[0]);
+            copy_tile<COLUMNS, D>(t.k[at.stage], &f.k, &t.k_full[at.stage], kv * D, j);
+            barrier_wait(&t.v_empty[at.stage], at.phase ^ 1);
+            barrier_expect(&t.v_full[at.stage], sizeof t.v[0]);
+            copy_tile<COLUMNS, D>(t.v[at.stage], &f.v, &t.v_full[at.stage], kv * D, j);
+        }
+    }
+}
+
+/* ---- the computation ---- */
+
+/* The state of the two rows of queries of a thread. */
+struct rows {
+    int first[2];
+    float max[2], sum[2], shrink[2];
+};
+
+/* Scores to powers relative to the rows' new maxima; shrink: what earlier sums are to be scaled by. */
+static __device__ inline void softmax(float (&s)[NT][4], rows &r, float power)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float now = r.max[half], sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            now = fmaxf(now, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 1));
+        now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 2));
+        float base = now == -INFINITY ? 0.0f : now * power;
+        r.shrink[half] = exp2_fast(r.max[half] * power - base);
+        r.max[half] = now;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[n][e] = exp2_fast(s[n][e] * power - base);
+                sum += s[n][e];
+            }
+        r.sum[half] = r.sum[half] * r.shrink[half] + sum;
+    }
+}
+
+template <int SCORE>
+static __device__ inline void weigh(float (&s)[NT][4], rows &r, const attention_args &a, int i0, int j0,
+                                    bool whole, float power)
+{
+    if (SCORE == SCORE_GENERAL)
+        general_scores(a, s);
+    if (!whole)
+        hide_keys(s, r.first, i0, j0);
+    softmax(s, r, power);
+}
+
+template <int D>
+static __device__ inline void store_item(tiles<D> &t, const attention_args &a, const item &w,
+                                         const rows &r, const float (&o)[D / 8][4], int warp_row,
+                                         float power)
+{
+    int lane = threadIdx.x % 32;
+    float inv[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float total = r.sum[half];
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+        inv[half] = 1.0f / total;
+        int row = w.row0 + warp_row + 8 * half + lane / 4;
+        if (lane % 4 == 0 && row < w.end)
+            a.lse[(int64_t)row * a.H + w.h] = LN2 * (r.max[half] * power + log2f(total));
+    }
+    store_rows<D>((bf16 *)a.o + (int64_t)w.h * D, (int64_t)a.H * D, w.row0 + warp_row, w.end,
+                  t.o + warp_row * (D + PAD), o, inv[0], inv[1]);
+}
+
+/* The turn to issue products: a warpgroup waits for its own, then it is the other's. */
+template <int D> struct turns {
+    int group;
+
+    enum { TAKEN = D < 128, ALL = GROUPS * WARPGROUP };
+
+    __device__ void begin()
+    {
+        if (TAKEN && group == 1)
+            named_arrive(TURN, ALL);
+    }
+
+    __device__ void take()
+    {
+        if (TAKEN)
+            named_sync(TURN + group, ALL);
+    }
+
+    __device__ void pass()
+    {
+        if (TAKEN)
+            named_arrive(TURN + (group ^ 1), ALL);
+    }
+
+    __device__ void end() /* takes the last turn passed, which nobody uses */
+    {
+        if (group == 0)
+            take();
+    }
+};
+
+/* o and r of an item, from the place `at` of the rings on; q, row: of this warpgroup, this warp. */
+template <int D, int SCORE>
+static __device__ inline void compute_item(float (&o)[D / 8][4], rows &r, tiles<D> &t, place &at,
+                                           turns<D> turn, const attention_args &a, const item &w,
+                                           const bf16 *q, int row, float power)
+{
+    int last_first = first_key(a, w.end - 1);
+    float s[NT][4] = {};
+    uint32_t p[NT / 2][4];
+    barrier_wait(&t.k_full[at.stage], at.phase);
+    turn.take();
+    issue_product<D, ROWS>(s, q, t.k[at.stage]);
+    turn.pass();
+    wgmma_wait<0>(s);
+    barrier_release(&t.k_empty[at.stage]);
+    weigh<SCORE>(s, r, a, row, w.top * COLUMNS, false, power);
+    round_operand(p, s);
+    place before = at;
+    at.next();
+    for (int j0 = (w.top - 1) * COLUMNS; j0 > w.first - COLUMNS; j0 -= COLUMNS) {
+        barrier_wait(&t.k_full[at.stage], at.phase);
+        turn.take();
+        issue_product<D, ROWS>(s, q, t.k[at.stage]);
+        barrier_wait(&t.v_full[before.stage], before.phase);
+        issue_sum<D>(o, p, t.v[before.stage]);
+        turn.pass();
+        wgmma_wait<1>(s);
+        barrier_release(&t.k_empty[at.stage]);
+        weigh<SCORE>(s, r, a, row, j0, j0 >= last_first, power);
+        wgmma_wait<0>(o);
+        barrier_release(&t.v_empty[before.stage]);
+#pragma unroll
+        for (int c = 0; c < D / 8; c++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                o[c][e] *= r.shrink[e / 2];
+        round_operand(p, s);
+        before = at;
+        at.next();
+    }
+    barrier_release(&t.q_empty);
+    barrier_wait(&t.v_full[before.stage], before.phase);
+    issue_sum<D>(o, p, t.v[before.stage]);
+    wgmma_wait<0>(o);
+    barrier_release(&t.v_empty[before.stage]);
+}
+
+template <int D, int SCORE>
+static __device__ inline void compute_items(tiles<D> &t, const attention_args &a, int group)
+{
+    int lane = threadIdx.x % 32, warp_row = group * 64 + threadIdx.x % WARPGROUP / 32 * 16;
+    const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f;
+    turns<D> turn = {group};
+    place at = {0, 0};
+    item w;
+    turn.begin();
+    for (int n = 0; take_item(w, a, n); n++) {
+        rows r;
+        float o[D / 8][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int i = w.row0 + warp_row + 8 * half + lane / 4;
+            r.first[half] = i < w.end ? first_key(a, i) : INT32_MAX;
+            r.max[half] = -INFINITY;
+            r.sum[half] = 0.0f;
+        }
+        barrier_wait(&t.q_full, n & 1);
+        compute_item<D, SCORE>(o, r, t, at, turn, a, w, t.q + group * 64 * PANEL, w.row0 + warp_row,
+                               power);
+        store_item(t, a, w, r, o, warp_row, power);
+    }
+    turn.end();
+}
+
+template <int D, int SCORE>
+static __global__ void __launch_bounds__(THREADS, 1)
+    forward_kernel(const __grid_constant__ forward_args f)
+{
+    extern __shared__ __align__(SWIZZLE_BYTES) unsigned char memory[];
+    tiles<D> &t = *reinterpret_cast<tiles<D> *>(memory);
+    if (threadIdx.x == 0) {
+        const int readers = GROUPS * WARPGROUP / 32;
+        barrier_init(&t.q_full, 1);
+        barrier_init(&t.q_empty, readers);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&t.k_full[i], 1);
+            barrier_init(&t.v_full[i], 1);
+            barrier_init(&t.k_empty[i], readers);
+            barrier_init(&t.v_empty[i], readers);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_less<24>();
+        if (threadIdx.x == 0)
+            copy_items<D>(t, f);
+    } else {
+        registers_more<240>();
+        compute_items<D, SCORE>(t, f.a, threadIdx.x / WARPGROUP - 1);
+    }
+}
+
+template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
+{
+    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
+                                                  : forward_kernel<D, SCORE_PLAIN>;
+    const int bytes = (int)sizeof(tiles<D>);
+    int64_t items = (int64_t)((a.T + ROWS - 1) / ROWS) * a.H;
+    forward_args f = {};
+    f.a = a;
+    cudaError_t e = items > INT32_MAX / 2 ? cudaErrorInvalidConfiguration : cudaSuccess;
+    if (e == cudaSuccess)
+        e = tensor_map(&f.q, a.q, a.T, (int64_t)a.H * D, ROWS);
+    if (e == cudaSuccess)
+        e = tensor_map(&f.k, a.k, a.T, (int64_t)a.K * D, COLUMNS);
+    if (e == cudaSuccess)
+        e = tensor_map(&f.v, a.v, a.T, (int64_t)a.K * D, COLUMNS);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 bytes);
+    if (e != cudaSuccess)
+        return e;
+    unsigned blocks = (unsigned)(items < x->processors ? items : x->processors);
+    kernel<<<blocks, THREADS, bytes, x->stream>>>(f);
+    return cudaGetLastError();
+}
+
+bool bsk_cuda_attention_on_sm90(const bsk_cuda *x, int64_t D)
+{
+    return x->capability == 90 && (D == 64 || D == 128);
+}
+
+cudaError_t bsk_cuda_attention_sm90(bsk_cuda *x, const bsk_call *c)
+{
+    attention_args a;
+    if (!attention_args_of(c, &a))
+        return cudaErrorInvalidConfiguration;
+    if (a.T <= 0)
+        return cudaSuccess;
+    attention_forward_args(c, &a);
+    return a.D == 64 ? launch<64>(x, a) : launch<128>(x, a);
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** wgmma.cuh: what sm_90a has of its own: products of a warpgroup (4 warps, 128 threads) whose operands
+** lie in shared memory, copies of tiles by the tensor memory unit, barriers that count both.
+**
+** A tile has R rows of D bf16 and lies in shared memory as D/64 panels of [R][64], that is, of rows of
+** 128 bytes, 16-byte chunk c of row r at place c ^ r % 8 ("128-byte swizzle"). Panels start at
+** multiples of 1024 bytes. The same tile is an operand either way: its rows are rows of A or columns of
+** B (the sum runs over D), or the sum runs over its rows (B only).
+**
+** A warpgroup's product is asynchronous: from issue to wgmma_wait nobody may touch its registers. Warp
+** w of it holds rows 16w to 16w+15 of C and A, laid out as in mma.cuh.
+*/
+#ifndef BSK_CUDA_WGMMA_CUH
+#define BSK_CUDA_WGMMA_CUH
+
+#include "mma.cuh"
+
+#include <cudaTypedefs.h>
+
+enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128, SWIZZLE_BYTES = 1024 };
+
+/* ---- barriers in shared memory ---- */
+
+static __device__ inline void barrier_init(uint64_t *b, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
+                 : "memory");
+}
+
+/* Makes barriers known to the copies; __syncthreads makes them known to the threads. */
+static __device__ inline void barrier_init_done()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ inline void barrier_arrive(uint64_t *b)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+/* Arrives, and the phase also waits for this many bytes of copies. */
+static __device__ inline void barrier_expect(uint64_t *b, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Until the phase of this parity is over. */
+static __device__ inline void barrier_wait(uint64_t *b, int parity)
+{
+    uint32_t done;
+    do
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(shared_address(b)), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+/* One arrival of a warp: its products are done with a buffer. */
+static __device__ inline void barrier_release(uint64_t *empty)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
+}
+
+/* Barriers 1 to 15 of the block's own kind, for some of its threads. */
+static __device__ inline void named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ inline void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* A ring of STAGES buffers that one side fills and the other empties: where a side stands in it. */
+template <int STAGES> struct ring {
+    int stage, phase;
+
+    __device__ void next()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- registers ---- */
+
+template <int N> static __device__ inline void registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ inline void registers_less()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* ---- copies ---- */
+
+/* ROWS rows from `row` on of D columns from `column` on; rows that the matrix lacks are 0. One thread
+   calls; the bytes count at `full`. */
+template <int ROWS, int D>
+static __device__ inline void copy_tile(bf16 *tile, const CUtensorMap *map, uint64_t *full, int column,
+                                        int row)
+{
+#pragma unroll
+    for (int p = 0; p < D / PANEL; p++)
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(tile + p * ROWS * PANEL)),
+                     "l"(map), "r"(column + p * PANEL), "r"(row), "r"(shared_address(full))
+                     : "memory");
+}
+
+/* ---- products ---- */
+
+/* 128-byte swizzle; `panel`: bytes from panel to panel, where an operand reaches over more than one. */
+static __device__ inline uint64_t operand(const void *at, int panel)
+{
+    return (uint64_t)(shared_address(at) >> 4) | (uint64_t)(panel >> 4) << 16 |
+           (uint64_t)(SWIZZLE_BYTES >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* Tells the compiler that these registers change here. */
+template <int NT> static __device__ inline void touch(float (&d)[NT][4])
+{
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+        asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
+}
+
+/* Before the first of a row of products whose registers others have written. */
+static __device__ inline void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ inline void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most LEFT of the groups are under way; d was computed by one of the others. */
+template <int LEFT, int NT> static __device__ inline void wgmma_wait(float (&d)[NT][4])
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+    touch(d);
+}
+
+#define WGMMA_REGISTERS_32                                                                             \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"  \
+    "%26,%27,%28,%29,%30,%31}"
+#define WGMMA_REGISTERS_64                                                                             \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"  \
+    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
+    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define WGMMA_4(d, n)  "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define WGMMA_16(d, n) WGMMA_4(d, n), WGMMA_4(d, n + 1), WGMMA_4(d, n + 2), WGMMA_4(d, n + 3)
+#define WGMMA_32(d)    WGMMA_16(d, 0), WGMMA_16(d, 4)
+#define WGMMA_64(d)    WGMMA_16(d, 0), WGMMA_16(d, 4), WGMMA_16(d, 8), WGMMA_16(d, 12)
+
+/* d = (add ? d : 0) + a b, a [64,16] and b [16,8*NT], the sum over the columns of both tiles. */
+static __device__ inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGISTERS_32
+                 ", %32, %33, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_32(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static __device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_REGISTERS_64
+                 ", %64, %65, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : WGMMA_64(d)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+/* d += a b, a [64,16] in registers, the sum over the rows of b's tile. */
+static __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGISTERS_32
+                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                 : WGMMA_32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+static __device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_REGISTERS_64
+                 ", {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+                 : WGMMA_64(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* Issues s = rows columns^T: 64 rows of a tile of ROWS, all of a tile of 8*NT. */
+template <int D, int ROWS, int NT>
+static __device__ inline void issue_product(float (&s)[NT][4], const bf16 *rows, const bf16 *columns)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < D; d += 16)
+        wgmma(s, operand(rows + d / PANEL * ROWS * PANEL + d % PANEL, 16),
+              operand(columns + d / PANEL * NT * 8 * PANEL + d % PANEL, 16), d > 0);
+    wgmma_commit();
+}
+
+/* Issues sum += p columns, p [64,16*KT] in registers, columns a tile of 16*KT rows. */
+template <int D, int KT>
+static __device__ inline void issue_sum(float (&sum)[D / 8][4], const uint32_t (&p)[KT][4],
+                                        const bf16 *columns)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KT; k++)
+        wgmma(sum, p[k], operand(columns + k * 16 * PANEL, KT * 16 * PANEL_ROW_BYTES));
+    wgmma_commit();
+}
+
+/* A score tile, rounded, as operand of issue_sum. */
+template <int NT>
+static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4])
+{
+#pragma unroll
+    for (int k = 0; k < NT / 2; k++) {
+        p[k][0] = pack(s[2 * k][0], s[2 * k][1]);
+        p[k][1] = pack(s[2 * k][2], s[2 * k][3]);
+        p[k][2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
+        p[k][3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
+    }
+}
+
+/* ---- on the host ---- */
+
+/* The map of x, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. */
+static inline cudaError_t tensor_map(CUtensorMap *map, const void *x, int64_t rows, int64_t columns,
+                                     int tile_rows)
+{
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult answer;
+#if CUDART_VERSION >= 12050
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                     cudaEnableDefault, &answer);
+#else
+    cudaError_t e =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &answer);
+#endif
+    if (e != cudaSuccess)
+        return e;
+    if (!found)
+        return cudaErrorNotSupported;
+    const cuuint64_t size[] = {(cuuint64_t)columns, (cuuint64_t)rows};
+    const cuuint64_t pitch[] = {(cuuint64_t)columns * sizeof(bf16)};
+    const cuuint32_t box[] = {PANEL, (cuuint32_t)tile_rows}, step[] = {1, 1};
+    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)found)(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(x), size, pitch, box, step,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+#endif
