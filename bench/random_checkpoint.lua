@@ -15,7 +15,7 @@ local function qwen3(layers, channels, heads, kv_heads, hidden, tied, vocab)
 end
 
 --- Shapes by name. tiny and narrow are for machines without a GPU: the second has many visits with next to
--- no work in them.
+-- no work in them. tiny64 is for the cost of a visit: 64 layers of 1.6 MB.
 M.shapes = {
   ["qwen3-0.6b"] = qwen3(28, 1024, 16, 8, 3072, true),
   ["qwen3-1.7b"] = qwen3(28, 2048, 16, 8, 6144, true),
@@ -25,7 +25,16 @@ M.shapes = {
   ["qwen3-32b"] = qwen3(64, 5120, 64, 8, 25600, false),
   tiny = qwen3(8, 256, 2, 1, 512, false, 1024),
   narrow = qwen3(64, 64, 1, 1, 128, false, 256),
+  tiny64 = qwen3(64, 256, 2, 1, 768, false, 1024),
 }
+
+--- Their names, sorted.
+function M.names()
+  local list = {}
+  for name in pairs(M.shapes) do list[#list + 1] = name end
+  table.sort(list)
+  return list
+end
 
 local SHARD <const> = 4 << 30
 local CHUNK <const> = 64 << 20
@@ -112,13 +121,29 @@ local function read(path)
   return f and f:read("a")
 end
 
---- The folder below `dir` with a checkpoint of the shape, made when it is not there. vocab: rows of the
--- vocabulary, 0: the shape's own. Returns the folder, its bytes, and the seconds that writing took.
-function M.make(dir, shape, vocab)
+-- Rows of the vocabulary that one tile of the head has, which is about as large as a layer.
+local function tile_rows(config)
+  local fam, bytes = family.find(config), 0
+  local c = fam.config(config)
+  for _, t in ipairs(fam.tensors(c, 0)) do
+    local n = 2
+    for _, d in ipairs(t.dims) do n = n * d end
+    bytes = bytes + n
+  end
+  return math.max(bytes // (2 * c.channels) // 64 * 64, 64)
+end
+
+--- The folder below `dir` with a checkpoint of the shape, made when it is not there. opts: layers and vocab (rows),
+-- nil: the shape's own; vocab = "tile": at most a tile of the head. Returns the folder, its bytes, and the seconds that
+-- writing took.
+function M.make(dir, shape, opts)
   local config = {}
   for key, value in pairs(M.shapes[shape]) do config[key] = value end
-  if vocab > 0 then config.vocab_size = vocab end
-  local folder, bytes, start = ("%s/%s-%d"):format(dir, shape, config.vocab_size), 0, bs.now()
+  config.num_hidden_layers = opts.layers or config.num_hidden_layers
+  config.vocab_size = opts.vocab == "tile" and math.min(tile_rows(config), config.vocab_size) or opts.vocab
+    or config.vocab_size
+  local folder = ("%s/%s-%dx%d"):format(dir, shape, config.num_hidden_layers, config.vocab_size)
+  local bytes, start = 0, bs.now()
   local list = tensors_of(config)
   for _, t in ipairs(list) do bytes = bytes + t.bytes end
   local text, done = bs.json.encode(config), folder .. "/config.json"

@@ -6,11 +6,13 @@
 --   bslua bench/stream.lua help
 --
 -- The floor of a case is the largest of: the resident step, and for each edge its bytes over its rate. The overlap
--- score is 1 - (step - resident step) / (time of its copies alone).
+-- score is 1 - (step - resident step) / (time of its copies alone). mode=empty walks over layers that do nothing, so
+-- that a visit costs what the runtime does for it.
 package.path = (arg[0]:match("^(.*)/") or ".") .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
 local driver = require "bs.driver"
+local family = require "bs.family"
 local job = require "bs.job"
 local machine = require "machine"
 local memory = require("bs.measure").memory
@@ -18,12 +20,9 @@ local model = require "bs.model"
 local plan = require "bs.plan"
 local random_checkpoint = require "random_checkpoint"
 
-local shape_names = {}
-for name in pairs(random_checkpoint.shapes) do shape_names[#shape_names + 1] = name end
-table.sort(shape_names)
-
 local cfg = args.parse(arg, {
-  shape = { "tiny", "shape of the model", shape_names },
+  shape = { "tiny", "shape of the model", random_checkpoint.names() },
+  layers = { 0, "layers of it; 0: the shape's own", 0 },
   dir = { "build/bench", "where checkpoints are made (once) and read" },
   json = { "", "file for all numbers and raw samples" },
   device = { "cpu", "cpu or cuda" },
@@ -33,9 +32,10 @@ local cfg = args.parse(arg, {
   micros = { { 1 }, "micro-batches of a step, one case each" },
   micro_tokens = { 0, "capacity of a micro-batch; 0: its tokens", 0 },
   home = { { "ram" }, "where blocks live: ram, disk, auto; gpu is the resident step" },
-  mode = { { "train" }, "train, infer" },
-  vram = { "auto", "bytes of the device pool of streamed cases; auto: no bound" },
-  ram = { "auto", "bytes of host memory of streamed cases; auto: no bound" },
+  mode = { { "train" }, "train, infer, empty" },
+  vram = { "all", "device pool of streamed cases: 8GB, 0.5 of what is free, auto; all: no bound" },
+  ram = { "all", "host memory of streamed cases: 16GB, 0.5 of what is free, auto; all: no bound" },
+  ram_blocks = { -1, "instead of ram=: what the plan needs at the least, and room for so many blocks; -1: ram= holds" },
   dev_slots = { 0, "device slots; 0: the plan's choice", 0 },
   host_slots = { 0, "staging slots; 0: the plan's choice for disk, else 1", 0 },
   boundaries = { "auto", "where layer inputs are kept", { "auto", "device", "host" } },
@@ -61,8 +61,7 @@ local function gb(n) return ("%.3f GB"):format(n / 1e9) end
 local function gib(n) return ("%.3f GiB"):format(n / 2 ^ 30) end
 
 local function budget(name)
-  if cfg[name] == "auto" then return nil end
-  return args.size(cfg[name]) or args.fail(2, "%s=%s: a size is expected", name, cfg[name])
+  if cfg[name] ~= "all" then return plan.budget(cfg, name) end
 end
 
 -- ---- jobs ----------------------------------------------------------------------------------------------
@@ -71,11 +70,15 @@ local function open_job(folder, c)
   local o = {
     model = folder, device = cfg.device, dtype = cfg.dtype, stack = not cfg.head, home = c.home,
     micro_tokens = math.max(c.tokens * cfg.rows, cfg.micro_tokens), rows = cfg.rows, micros = c.micros,
-    boundaries = cfg.boundaries, keep = c.mode ~= "infer" and cfg.keep or nil, io = { no_direct = not cfg.direct },
+    boundaries = cfg.boundaries, keep = c.mode == "train" and cfg.keep or nil, io = { no_direct = not cfg.direct },
     lora = { r = cfg.r, targets = { "q_proj", "k_proj", "v_proj", "o_proj" }, top_fraction = cfg.top_fraction },
   }
-  if c.mode == "infer" then o.trainable, o.lora = "none", nil end
-  o.vram, o.ram = budget("vram"), budget("ram")
+  if c.mode ~= "train" then o.trainable, o.lora = "none", nil end
+  if c.mode == "empty" then
+    local fam = family.find(random_checkpoint.shapes[cfg.shape])
+    o.family = setmetatable({ layer = function(_, _, x) return x end }, { __index = fam })
+  end
+  o.vram, o.ram = budget("vram"), c.ram or budget("ram")
   if cfg.dev_slots > 0 then o.dev_slots = cfg.dev_slots end
   if cfg.host_slots > 0 then o.host_slots = cfg.host_slots elseif c.home == "ram" then o.host_slots = 1 end
   for key, value in pairs(c.over or {}) do o[key] = value end
@@ -109,7 +112,7 @@ function driver.segment(j, run, n)
 end
 
 local function one_step(j, mode, micros)
-  if mode == "infer" then j:walk(micros, "loss", nil, true) else j:step(micros, { next = true, lr = 1e-5 }) end
+  if mode == "train" then j:step(micros, { next = true, lr = 1e-5 }) else j:walk(micros, "loss", nil, true) end
 end
 
 local function median(list)
@@ -130,8 +133,9 @@ local function counters(j)
 end
 
 -- Times of steps that are alike: two go before, of which the first fills the homes.
-local function measure(j, c)
-  local micros, samples, begun = batch_of(j, c.tokens, c.micros), {}, bs.now()
+local function measure(j, c, micros)
+  micros = batch_of(j, c.tokens, micros or c.micros)
+  local samples, begun = {}, bs.now()
   local t0 = bs.now()
   one_step(j, c.mode, micros)
   local first = bs.now() - t0
@@ -179,13 +183,12 @@ end
 
 -- ---- resident step, host overhead ----------------------------------------------------------------------
 
-local function key_of(c) return ("%s/%d/%d"):format(c.mode, c.tokens, c.micros) end
+local function key_of(c, micros) return ("%s/%d/%d"):format(c.mode, c.tokens, micros) end
 
 local function largest(list) return math.max(table.unpack(list)) end
 
--- Median step with every block on the device, by key_of; empty when the model does not fit.
-local function resident_steps(folder, cases, raw)
-  local times = {}
+-- Steps with every block on the device, by key_of, into `found`; none when the model does not fit.
+local function resident_steps(folder, cases, found)
   local ok, err = pcall(function()
     local opened = bs.now()
     local device <close> = bs.device.open(cfg.device, {})
@@ -196,24 +199,26 @@ local function resident_steps(folder, cases, raw)
     local j <close> = open_job(folder, {
       home = "gpu", tokens = largest(cfg.tokens), micros = largest(cfg.micros), mode = "train", over = over,
     })
+    local function once(c, micros)
+      local key = key_of(c, micros)
+      if found[key] or c.mode == "empty" or elapsed() > cfg.limit then return end
+      local m = measure(j, c, micros)
+      found[key] = m
+      local _, work = plan.work(j, c.mode == "infer" and j.walk_program or j.program,
+        c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * micros)
+      m.flops = work / m.median
+      if cfg.profile then m.profile = shares(j, c) end
+      say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
+        cfg.rows * micros, m.median * 1e3, c.tokens * cfg.rows * micros / m.median, m.per_step.launches,
+        m.per_step.issue / m.per_step.visits * 1e6)
+    end
     for _, c in ipairs(cases) do
-      local key = key_of(c)
-      if not times[key] and elapsed() < cfg.limit then
-        local m = measure(j, c)
-        times[key], raw[key] = m.median, m
-        local _, work = plan.work(j, c.mode == "infer" and j.walk_program or j.program,
-          c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * c.micros)
-        m.flops = work / m.median
-        if cfg.profile then m.profile = shares(j, c) end
-        say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
-          cfg.rows * c.micros, m.median * 1e3, c.tokens * cfg.rows * c.micros / m.median, m.per_step.launches,
-          m.per_step.issue / m.per_step.visits * 1e6)
-      end
+      once(c, c.micros)
+      once(c, 1)
     end
     say("resident: pool peak %s; %.1f s in all", gib(j.engine:stats().peak_bytes), bs.now() - opened)
   end)
   if not ok then say("resident: not measured: %s", (tostring(err):match("^[^\n]*"))) end
-  return times
 end
 
 -- What Lua and C cost by themselves: the same program on a device that executes nothing.
@@ -264,6 +269,9 @@ local function report(c, r)
   say("%s %s T=%d x%d: median %.2f ms (%s), %.0f tok/s; floor %.2f ms (%s), ratio %.3f, overlap %s", c.home, c.mode,
     c.tokens, cfg.rows * c.micros, step * 1e3, table.concat(ms, " "), r.tokens / step, r.floor * 1e3,
     r.floor_edge or "none", r.ratio, r.overlap and ("%.3f"):format(r.overlap) or "-")
+  if c.mode == "empty" then
+    say("  an empty visit: %.1f us, of which the host %.1f", step / per.visits * 1e6, per.issue / per.visits * 1e6)
+  end
   say("  link %s moved, %s planned; disk %s, %s planned; rows %s; boundaries out %s, back %s", gb(per.link),
     gb(r.planned.link), gb(per.disk), gb(r.planned.disk_read), gb(per.rows), gb(per.out), gb(per.back))
   say("  simulated %.2f ms: link %.2f, disk %.2f, compute %.2f; at %.3f of it", r.simulated * 1e3,
@@ -274,21 +282,34 @@ local function report(c, r)
   end
   say("  pool peak %s, planned %s; %.0f launches; issued in %.0f us a visit (%.0f visits)", gib(r.peak),
     gib(r.planned_peak), per.launches, per.issue / per.visits * 1e6, per.visits)
+  if c.micros > 1 and r.resident_micro then
+    say("  %d x the resident step of one micro-batch: %.2f ms", c.micros, c.micros * r.resident_micro * 1e3)
+  end
   say("  waited for disk %.1f ms, pinned %.1f, copies %.1f, compute %.1f; opened in %.2f s, first step %.2f s",
     per.stall_disk * 1e3, per.stall_pinned * 1e3, per.stall_copy * 1e3, per.stall_compute * 1e3, r.opened, r.first)
   say("  %s", r.plan)
 end
 
-local function run_case(folder, c, rates, resident, flops)
-  local t0 = bs.now()
+-- Host bytes of a plan that reads every block from disk by one slot, and of so many blocks beside it.
+local function ram_for(folder, c, blocks)
+  local over = { device = "meta", dry = true, home = "disk", host_slots = 1, vram = 1 << 50, ram = 1 << 50 }
+  local j <close> = open_job(folder, setmetatable({ over = over }, { __index = c }))
+  return j.choice.host + blocks * j.model.manifest:block_info(j.model.layers[0].mix.block).raw_bytes
+end
+
+local function run_case(folder, c, rates, resident_of)
+  if cfg.ram_blocks >= 0 then c.ram = ram_for(folder, c, cfg.ram_blocks) end
+  local all, one = resident_of[key_of(c, c.micros)] or {}, resident_of[key_of(c, 1)] or {}
+  local t0, resident = bs.now(), all.median
   -- Plans are scored with the rates of this run, and of compute the resident step's.
-  c.over = { rates = { link = rates.h2d, disk = rates.disk, flops = flops or rates.gemm } }
+  c.over = { rates = { link = rates.h2d, disk = rates.disk, flops = all.flops or rates.gemm } }
   local j <close> = open_job(folder, c)
   local opened = bs.now() - t0
   local r = measure(j, c)
   local planned, e = j.plan:bytes(true), j.engine:stats()
   r.opened, r.home, r.mode, r.row_tokens, r.micros, r.rows = opened, c.home, c.mode, c.tokens, c.micros, cfg.rows
-  r.tokens, r.planned, r.resident = c.tokens * cfg.rows * c.micros, planned, resident
+  r.tokens, r.planned = c.tokens * cfg.rows * c.micros, planned
+  r.resident, r.resident_micro = resident, one.median
   r.edges, r.floor_edge = floor_of(r.per_step, planned, rates, resident)
   r.floor = r.floor_edge and r.edges[r.floor_edge] or 0
   r.ratio = r.floor > 0 and r.median / r.floor or 0
@@ -297,7 +318,7 @@ local function run_case(folder, c, rates, resident, flops)
   end
   r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
   r.plan, r.simulated, r.simulated_busy = plan.describe(j, j.choice), j.choice.seconds, j.choice.busy
-  r.gpu, r.gpu_memory = bs.gpu.status(), memory(e.pool_bytes)
+  r.ram, r.gpu, r.gpu_memory = j.cfg.ram, bs.gpu.status(), memory(e.pool_bytes)
   if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
   return r
@@ -306,11 +327,12 @@ end
 -- ---- all of it -------------------------------------------------------------------------------------------
 
 local function all_cases()
-  local list, homes, modes = {}, { ram = true, disk = true, auto = true, gpu = true }, { train = true, infer = true }
+  local list, homes = {}, { ram = true, disk = true, auto = true, gpu = true }
+  local modes = { train = true, infer = true, empty = true }
   for _, home in ipairs(cfg.home) do
     if not homes[home] then args.fail(2, "home=%s: ram, disk, auto or gpu is expected", home) end
     for _, mode in ipairs(cfg.mode) do
-      if not modes[mode] then args.fail(2, "mode=%s: train or infer is expected", mode) end
+      if not modes[mode] then args.fail(2, "mode=%s: train, infer or empty is expected", mode) end
       for _, tokens in ipairs(cfg.tokens) do
         for _, micros in ipairs(cfg.micros) do
           list[#list + 1] = { home = home, mode = mode, tokens = tokens, micros = micros }
@@ -328,7 +350,9 @@ say("%s, %s, %d cores, %s; bslua %s", about.gpu or "no GPU", about.cpu, about.co
   about.version)
 local vocab = cfg.vocab >= 0 and cfg.vocab or cfg.head and 0
   or math.min(4096, random_checkpoint.shapes[cfg.shape].vocab_size)
-local folder, bytes, seconds = random_checkpoint.make(cfg.dir, cfg.shape, vocab)
+local folder, bytes, seconds = random_checkpoint.make(cfg.dir, cfg.shape, {
+  layers = cfg.layers > 0 and cfg.layers or nil, vocab = vocab > 0 and vocab or nil,
+})
 say("checkpoint %s: %s%s", folder, gb(bytes), seconds > 0 and (", written in %.1f s"):format(seconds) or "")
 result.rates = machine.device_rates(cfg.device, cfg.dtype, say)
 do
@@ -336,15 +360,14 @@ do
   result.rates.disk, result.rates.io = machine.disk_rate(cfg.device, m, {}, 4e9, say)
 end
 result.host = host_overhead(folder)
-local resident = cfg.resident and resident_steps(folder, cases, result.resident) or {}
+if cfg.resident then resident_steps(folder, cases, result.resident) end
 for _, c in ipairs(cases) do
   if c.home ~= "gpu" then
     collectgarbage()
     if elapsed() > cfg.limit then
       say("%s %s T=%d x%d: skipped, the time limit has passed", c.home, c.mode, c.tokens, cfg.rows * c.micros)
     else
-      local ok, r = pcall(run_case, folder, c, result.rates, resident[key_of(c)],
-        (result.resident[key_of(c)] or {}).flops)
+      local ok, r = pcall(run_case, folder, c, result.rates, result.resident)
       if ok then
         result.cases[#result.cases + 1] = r
       else

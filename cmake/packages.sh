@@ -29,5 +29,5 @@ need_packages() {
 }
 
 build_packages=(build-essential cmake ninja-build pkg-config liblua5.4-dev libcjson-dev liburing-dev
-                libopenblas-dev libpcre2-dev libutf8proc-dev)
+                libopenblas0 libpcre2-dev libutf8proc-dev)
 test_packages=(lua5.4 libcmocka-dev lua-busted lua-check)

@@ -124,9 +124,10 @@ typedef struct bsk_entry {
 extern const bsk_entry bsk_cpu[BSK_OP_COUNT];
 /* Runs every task on the calling thread. */
 extern bsk_par bsk_par_serial;
-/* "openblas" or "plain". bsk_cpu_init makes a BLAS of several threads single-threaded. */
-const char *bsk_cpu_gemm_name(void);
+/* Loads OpenBLAS where there is one, to be used single-threaded; call it before products. */
 void bsk_cpu_init(void);
+/* "openblas" or "plain": what products are computed by. */
+const char *bsk_cpu_gemm_name(void);
 
 /* Bytes of the scratch operand: a function of shapes and capacity only (never of threads). */
 size_t bsk_attention_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D);

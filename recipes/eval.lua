@@ -18,8 +18,8 @@ local cfg = args.parse(arg, {
   adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
-  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
-  ram = { "auto", "bytes of host memory for staging and homes: 16GB, auto" },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
+  ram = { "auto", "bytes of host memory for staging and homes: 16GB; 0.5 of what is free; auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
   micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
   pass_tokens = { 8192, "tokens that are evaluated for one reading of the weights", 2, 1 << 20 },
@@ -39,7 +39,7 @@ local j <close> = job.new {
   model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
   dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
   micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
-  vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25),
+  vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"),
 }
 say("plan: %s", plan.describe(j, j.choice))
 local rows, message, code = data.open(cfg.data, {

@@ -29,8 +29,8 @@ local cfg = args.parse(arg, {
   seed = { 1, "of the draws" },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
-  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
-  ram = { "auto", "bytes of host memory for staging and homes: 16GB, auto" },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
+  ram = { "auto", "bytes of host memory for staging and homes: 16GB; 0.5 of what is free; auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
   micro_tokens = { 512, "tokens of a prompt that are computed together", 2, 1 << 20 },
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
@@ -137,7 +137,7 @@ local j <close> = job.new {
   model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
   dtype = cfg.dtype, home = cfg.home, threads = cfg.threads, micro_tokens = micro_tokens,
   micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
-  vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed,
+  vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"), seed = cfg.seed,
   cache = { rows = #ids, tokens = generate.capacity(ids, cfg.max_new) },
 }
 for i, list in ipairs(ids) do

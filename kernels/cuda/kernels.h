@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
@@ -27,6 +28,7 @@ extern "C" {
 enum {
     BSK_CUDA_PARTIALS = 1024,       /* f64 values that sums may leave between two kernels */
     BSK_CUDA_BLAS_BYTES = 32 << 20, /* workspace of the BLAS */
+    BSK_CUDA_PRODUCTS = 1024,       /* shapes of products that are remembered */
     BSK_CUDA_MAX_HEAD_DIM = 256
 };
 
@@ -43,16 +45,49 @@ typedef struct bsk_cublas {
                            int64_t ldb, const void *beta, void *c, cudaDataType_t c_type, int64_t ldc,
                            cublasComputeType_t compute, cublasGemmAlgo_t algo);
     const char *(*status_text)(cublasStatus_t status);
+    cublasStatus_t (*op_create)(cublasLtMatmulDesc_t *op, cublasComputeType_t compute,
+                                cudaDataType_t scale);
+    cublasStatus_t (*op_set)(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t which,
+                             const void *value, size_t bytes);
+    cublasStatus_t (*op_destroy)(cublasLtMatmulDesc_t op);
+    cublasStatus_t (*layout_create)(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
+                                    uint64_t cols, int64_t ld);
+    cublasStatus_t (*layout_destroy)(cublasLtMatrixLayout_t layout);
+    cublasStatus_t (*wish_create)(cublasLtMatmulPreference_t *wish);
+    cublasStatus_t (*wish_set)(cublasLtMatmulPreference_t wish,
+                               cublasLtMatmulPreferenceAttributes_t which, const void *value,
+                               size_t bytes);
+    cublasStatus_t (*wish_destroy)(cublasLtMatmulPreference_t wish);
+    cublasStatus_t (*search)(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                             cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+                             cublasLtMatmulHeuristicResult_t *found, int *count);
+    cublasStatus_t (*matmul)(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
+                             const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                             cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                             cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                             const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes,
+                             cudaStream_t stream);
 } bsk_cublas;
+
+/* How cuBLAS computes products of one shape: searched for once (gemm.c). */
+typedef struct bsk_cuda_product {
+    int64_t key[9]; /* n[] of the call, then types and alignments; 0: none yet */
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c; /* NULL with op: no algorithm was found */
+    cublasLtMatmulAlgo_t algo;
+} bsk_cuda_product;
 
 typedef struct bsk_cuda {
     cudaStream_t stream;
     const bsk_cublas *blas;
-    cublasHandle_t handle; /* bound to stream */
-    double *partials;      /* [BSK_CUDA_PARTIALS], device */
-    int capability;        /* of the device: 10 major + minor */
-    int processors;        /* multiprocessors */
-    const char *note;      /* of a launcher that fails: what CUDA's own text does not say; static */
+    cublasHandle_t handle;      /* bound to stream */
+    void *workspace;            /* [BSK_CUDA_BLAS_BYTES], device */
+    bsk_cuda_product *products; /* [BSK_CUDA_PRODUCTS] by the hash of their key */
+    double *partials;           /* [BSK_CUDA_PARTIALS], device */
+    int capability;             /* of the device: 10 major + minor */
+    int processors;             /* multiprocessors */
+    const char *note; /* of a launcher that fails: what CUDA's own text does not say; static */
 } bsk_cuda;
 
 /* cudaErrorNotSupported: refused, nothing was issued, note says why. */
@@ -80,6 +115,8 @@ bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_
     bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows, bsk_cuda_scatter_rows, bsk_cuda_dropout,
     bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
     bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq, bsk_cuda_adamw;
+/* Ends what the remembered products hold. */
+void bsk_cuda_forget_products(bsk_cuda *x);
 /* C [M,N] with leading dimension ldc becomes beta C: a product over nothing. */
 cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta);

@@ -39,7 +39,8 @@ function args.size(text)
   return math.tointeger(n * factor) or (factor > 1 and math.tointeger(n * factor // 1)) or nil
 end
 
-local function fraction(text)
+-- "1/8", "0.5": a float, or nil.
+function args.fraction(text)
   local a, b = text:match "^([^/]+)/([^/]+)$"
   a, b = tonumber(a or text), tonumber(b or 1)
   return a and b and b ~= 0 and a / b or nil
@@ -51,7 +52,7 @@ local truth = {["true"] = true, yes = true, on = true, ["1"] = true,
 local convert = {
   boolean = function(text) return truth[text] end,
   integer = args.size,
-  float = fraction,
+  float = args.fraction,
   string = function(text) return text end,
 }
 local expected = {

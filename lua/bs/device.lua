@@ -33,12 +33,13 @@ end
 -- vram= is no more than what is free there, less what kernels and libraries load later.
 local function limit(job)
   local free = math.floor(job.device:props().total_bytes * 0.95)
-  if job.cfg.vram <= free then return end
+  if job.cfg.vram < free then return end
   job.cfg.vram = free
   job.vram_note = ("device %s has no more free"):format(job.cfg.device)
 end
 
---- Bound vram= by the memory of a GPU. (The memory of the cpu device is the host's, which is not counted.)
+--- Bound vram= by the memory of a GPU, and know that it was. (That of the cpu device is the host's, which is not
+-- counted.)
 function device.limit(job)
   if job.cfg.device:match("cuda") then limit(job) end
 end

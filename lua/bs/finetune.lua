@@ -20,8 +20,8 @@ local settings = {
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
-  vram = { "auto", "bytes of the device pool: 6GB, 800MiB, auto" },
-  ram = { "auto", "bytes of host memory for staging, homes and boundaries: 16GB, auto" },
+  vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
+  ram = { "auto", "bytes of host memory for staging, homes, boundaries: 16GB; 0.5 of what is free; auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
   rates = { "fixed", "what placements are scored with: fixed rates, or those of this machine, measured at the start",
     { "fixed", "measure" } },
@@ -127,7 +127,7 @@ local function open_job(cfg, given)
   return job.new {
     model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
-    vram = plan.budget(cfg, "vram", 0.5), ram = plan.budget(cfg, "ram", 0.25), seed = cfg.seed, threads = cfg.threads,
+    vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
     rates = cfg.rates == "measure" and "measure" or nil,
   }
 end
@@ -162,13 +162,20 @@ local function tell_end(cfg, j, result)
   if result.interrupted and result.saved then say("to train on from here: adapter=%s", cfg.out) end
 end
 
+-- The process before the job. What a device loads (BLAS, a driver) is part of it; that there is none the job tells.
+local function process_bytes(cfg)
+  local ok, device = pcall(bs.device.open, cfg.device, {})
+  if ok then device:close() end
+  return (bs.rss())
+end
+
 --- Run a recipe: {file, model = name of its folder, hub = where it comes from, defaults = {name = value}}.
 -- Returns what run.train does.
 function finetune.main(words, recipe)
   local cfg, given = read_settings(words, recipe)
   check_files(cfg)
   if cfg.model == "" then cfg.model = find_model(recipe) end
-  local process = bs.rss()
+  local process = process_bytes(cfg)
   local j <close> = open_job(cfg, given)
   tell_job(cfg, j)
   local text = row_formats.text(cfg.model, j.model.family.chat)

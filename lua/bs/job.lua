@@ -26,11 +26,12 @@ local methods = {}
 local mt = { __index = methods, __name = "bs.job" }
 
 local UNBOUNDED = 1 << 60
---- Settings and their defaults. vram and ram: bytes of the device pool and of every accounted host byte.
--- dtype: what is computed in, f32, bf16, or auto: bf16 where the device can and the checkpoint is bf16. dry:
--- the device may be meta, which counts memory and computes nothing. stack: the layers alone, without the head
--- (measurements): steps have no loss. keep: upper layers whose activations stay on the device between forward
--- and backward instead of being computed again; auto: as many as pay. rates: see plan.check_rates.
+--- Settings and their defaults. vram and ram: the device pool and every accounted host byte, in bytes, as a
+-- fraction (a float) of what is free, or "auto". dtype: what is computed in, f32, bf16, or auto: bf16 where the
+-- device can and the checkpoint is bf16. dry: the device may be meta, which counts memory and computes nothing.
+-- stack: the layers alone, without the head (measurements): steps have no loss. keep: upper layers whose
+-- activations stay on the device between forward and backward instead of being computed again; auto: as many as pay.
+-- rates: see plan.check_rates.
 job.defaults = {
   device = "cpu", threads = 0, vram = UNBOUNDED, ram = UNBOUNDED, home = "auto", boundaries = "auto",
   dev_slots = "auto", host_slots = "auto", micro_tokens = 512, micros = 1, rows = 0, seed = 1,
@@ -45,15 +46,15 @@ local optional = {
 }
 
 -- Values of the settings: least and most integer, or the words; both where "auto" stands for a number.
-local MANY <const> = 1 << 20
+local MANY <const>, auto <const> = 1 << 20, { "auto" }
 local integers = {
   threads = { 0, 1024 }, vram = { 0, UNBOUNDED }, ram = { 0, UNBOUNDED }, micro_tokens = { 2, MANY },
   micros = { 1, MANY }, rows = { 0, MANY }, dev_slots = { 1, MANY }, host_slots = { 1, MANY },
   keep = { 0, MANY }, group = { 1, MANY }, seed = { math.mininteger, math.maxinteger },
 }
 local words = {
-  home = { "auto", "gpu", "ram", "disk" }, boundaries = { "auto", "device", "host" }, dev_slots = { "auto" },
-  host_slots = { "auto" }, keep = { "auto" }, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
+  home = { "auto", "gpu", "ram", "disk" }, boundaries = { "auto", "device", "host" }, dev_slots = auto, keep = auto,
+  host_slots = auto, vram = auto, ram = auto, trainable = { "lora", "base", "none" }, dtype = { "f32", "bf16", "auto" },
 }
 
 local function has(list, value)
@@ -65,9 +66,11 @@ end
 
 local function check(key, value)
   local range, list, wanted = integers[key], words[key], {}
-  if has(list, value) then return end
-  if range and math.type(value) == "integer" and value >= range[1] and value <= range[2] then return end
+  local share, number = key == "vram" or key == "ram", math.type(value)
+  if has(list, value) or share and number == "float" and value > 0 and value <= 1 then return end
+  if range and number == "integer" and value >= range[1] and value <= range[2] then return end
   if range then wanted[1] = ("an integer %d..%d"):format(range[1], range[2]) end
+  if share then wanted[2] = "a fraction above 0 and up to 1" end
   if list then wanted[#wanted + 1] = table.concat(list, ", ") end
   local kind = optional[key] or type(job.defaults[key])
   if #wanted == 0 then
@@ -312,6 +315,7 @@ function job.new(cfg)
   end })
   local compute
   self.device, compute = device.open(self.cfg)
+  plan.set_budgets(self.cfg, self.device)
   device.limit(self)
   self.model = model.open(self.cfg.model, {
     family = self.cfg.family, group = self.cfg.group, compute = compute,

@@ -16,14 +16,32 @@ local STAGING = 4 * MIB
 local function mib(n) return ("%.1f MiB"):format(n / MIB) end
 plan.mib = mib
 
---- A budget among the settings of a recipe: a size, or "auto": a share of the free host memory; nil for the
--- memory of a GPU, which the job reads from the device.
-function plan.budget(cfg, name, share)
-  if cfg[name] == "auto" and name == "vram" and cfg.device:match("cuda") then return nil end
-  if cfg[name] == "auto" then return math.floor(bs.memory_available() * share) end
-  local bytes = args.size(cfg[name])
-  if not bytes or bytes < 0 then bs.fail(2, "%s=%s: a size such as 800MiB, or auto, is expected", name, cfg[name]) end
-  return bytes
+--- A budget among the settings of a recipe as a job takes it: bytes, a fraction, or "auto".
+function plan.budget(cfg, name)
+  local text = cfg[name]
+  local value = text == "auto" and text or args.size(text) or args.fraction(text)
+  if not value or type(value) == "number" and (value < 0 or math.type(value) == "float" and value > 1) then
+    bs.fail(2, "%s=%s: a size such as 800MiB, auto, or a fraction of what is free such as 0.5 is expected", name,
+      text)
+  end
+  return value
+end
+
+-- What "auto" takes of the free memory. The pool of a CPU device and everything else share one memory.
+local AUTO <const> = { gpu = { vram = 1.0, ram = 0.75 }, cpu = { vram = 0.5, ram = 0.25 } }
+
+--- Bytes for those budgets of a job that are "auto" or a fraction of what is free. A GPU's pool is bounded by
+-- what is free there, less what kernels and libraries load later.
+function plan.set_budgets(cfg, device)
+  local gpu = cfg.device:match("cuda") ~= nil
+  local most = gpu and math.floor(device:props().total_bytes * 0.95)
+  for _, name in ipairs { "vram", "ram" } do
+    local share = cfg[name] == "auto" and AUTO[gpu and "gpu" or "cpu"][name] or cfg[name]
+    if math.type(share) == "float" then
+      cfg[name] = math.floor(share * (gpu and name == "vram" and most or bs.memory_available()))
+    end
+  end
+  if gpu then cfg.vram = math.min(cfg.vram, most) end
 end
 
 --- rates= of a job: {link, disk (bytes/s), flops (FLOP/s)}, what is absent being fixed (sim.lua), or "measure":

@@ -35,36 +35,6 @@ const char *bs_version(void)
     return BS_VERSION;
 }
 
-const char *bs_build_info(void)
-{
-    return
-#if BS_HAVE_URING
-        "io_uring: yes (liburing)\n"
-#else
-        "io_uring: no (pread threads)\n"
-#endif
-#if BS_HAVE_BLAS
-        "gemm: OpenBLAS\n"
-#else
-        "gemm: plain loops (slow)\n"
-#endif
-#if BS_HAVE_CUDA
-        "cuda: yes (" BS_CUDA_ARCHS ")\n"
-#else
-        "cuda: no\n"
-#endif
-#if BS_HAVE_PCRE2
-        "tokenizer patterns: yes (PCRE2)\n"
-#else
-        "tokenizer patterns: no (most tokenizer.json files are refused)\n"
-#endif
-#if BS_HAVE_UTF8PROC
-        "unicode normalisation: yes (utf8proc)\n";
-#else
-        "unicode normalisation: no (NFC and NFKC are refused)\n";
-#endif
-}
-
 static bs_status set(bs_status st, int sys, const char *fmt, va_list ap)
 {
     last_error.status = st;

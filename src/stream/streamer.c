@@ -176,17 +176,40 @@ static bs_status reap(bs_stream *s, unsigned wait_us)
 
 /* ---- copies ---- */
 
-static bs_status copy_range(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int tensor, uint64_t lo,
+typedef struct run { /* raw bytes [from, to) of a block, to the slot's byte `at` */
+    uint64_t from, to, at;
+} run;
+
+static bs_status copy_run(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, run r)
+{
+    if (r.to == r.from)
+        return BS_OK;
+    s->stats.link_bytes += r.to - r.from;
+    return bsi_copy(s->e->copy_in, bsi_addr_add(d->at, r.at), bsi_addr_add(h->at, r.from),
+                    r.to - r.from);
+}
+
+/* Raw bytes [lo, hi) of an extent (-1: of all), each tensor's to its place in the slot. Tensors that lie in
+   the slot as they do in the file go in one copy. */
+static bs_status copy_range(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int extent, uint64_t lo,
                             uint64_t hi)
 {
-    const bs_tensor_info *t = bs_manifest_tensor(s->m, d->block, tensor);
-    uint64_t raw = bsi_raw_offset(s->m, d->block, tensor);
-    uint64_t from = BSI_MAX(lo, raw), to = BSI_MIN(hi, raw + t->bytes);
-    if (to <= from)
-        return BS_OK;
-    s->stats.link_bytes += to - from;
-    return bsi_copy(s->e->copy_in, bsi_addr_add(d->at, t->slot_offset + (from - raw)),
-                    bsi_addr_add(h->at, from), to - from);
+    run r = {0};
+    for (int i = 0; i < bs_manifest_block(s->m, d->block)->n_tensors; i++) {
+        const bs_tensor_info *t = bs_manifest_tensor(s->m, d->block, i);
+        uint64_t raw = bsi_raw_offset(s->m, d->block, i);
+        uint64_t from = BSI_MAX(lo, raw), to = BSI_MIN(hi, raw + t->bytes);
+        if ((extent >= 0 && bsi_manifest_tensor_extent(s->m, d->block, i) != extent) || to <= from)
+            continue;
+        uint64_t at = t->slot_offset + (from - raw);
+        if (from == r.to && at == r.at + (r.to - r.from)) {
+            r.to = to;
+            continue;
+        }
+        BSI_TRY(copy_run(s, h, d, r));
+        r = (run){from, to, at};
+    }
+    return copy_run(s, h, d, r);
 }
 
 static bs_status copy_piece(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, bsi_piece *r)
@@ -195,10 +218,7 @@ static bs_status copy_piece(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, bsi
     uint64_t lo = x->raw_offset + (r->io.offset - x->offset);
     r->copied = true;
     h->n_copied++;
-    for (int i = 0; i < bs_manifest_block(s->m, h->block)->n_tensors; i++)
-        if (bsi_manifest_tensor_extent(s->m, h->block, i) == r->extent)
-            BSI_TRY(copy_range(s, h, d, i, lo, lo + r->io.length));
-    return BS_OK;
+    return copy_range(s, h, d, r->extent, lo, lo + r->io.length);
 }
 
 /* What is there and has not been copied yet; *all: the whole block has been issued. */
@@ -206,8 +226,7 @@ static bs_status copy_ready(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, boo
 {
     bool full = h->state == BSI_HOST_FULL;
     if (full && h->n_copied == 0) {
-        for (int i = 0; i < bs_manifest_block(s->m, h->block)->n_tensors; i++)
-            BSI_TRY(copy_range(s, h, d, i, 0, UINT64_MAX));
+        BSI_TRY(copy_range(s, h, d, -1, 0, UINT64_MAX));
         h->n_copied = h->n_req;
     }
     for (int i = 0; h->n_copied < h->n_done && i < h->n_req; i++)

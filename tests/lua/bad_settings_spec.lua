@@ -22,6 +22,7 @@ describe("settings of a job", function()
     local cases = {
       { { micro_tokens = 0 }, "micro_tokens=0", "an integer 2.." }, { { micros = 1.5 }, "micros=1.5" },
       { { micro_tokens = "many" }, "micro_tokens=many" }, { { vram = "6GB" }, "vram=6GB", "an integer" },
+      { { ram = 1.5 }, "ram=1.5", "a fraction above 0 and up to 1", "auto" }, { { vram = 0.0 }, "vram=0.0" },
       { { home = "ssd" }, "home=ssd", "auto, gpu, ram, disk" }, { { dev_slots = 0 }, "dev_slots=0", "or auto" },
       { { boundaries = "ssd" }, "boundaries=ssd" }, { { trainable = "all" }, "trainable=all", "lora, base, none" },
       { { rows = 100 }, "rows=100", "micro_tokens=24" }, { { threads = -1 }, "threads=-1" },

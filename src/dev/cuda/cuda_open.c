@@ -58,6 +58,17 @@ static bs_status load_blas(bsk_cublas *b)
         {"cublasSetMathMode", &b->set_math_mode},
         {"cublasGemmEx_64", &b->gemm},
         {"cublasGetStatusString", &b->status_text},
+        /* of cuBLASLt, which cuBLAS brings along */
+        {"cublasLtMatmulDescCreate", &b->op_create},
+        {"cublasLtMatmulDescSetAttribute", &b->op_set},
+        {"cublasLtMatmulDescDestroy", &b->op_destroy},
+        {"cublasLtMatrixLayoutCreate", &b->layout_create},
+        {"cublasLtMatrixLayoutDestroy", &b->layout_destroy},
+        {"cublasLtMatmulPreferenceCreate", &b->wish_create},
+        {"cublasLtMatmulPreferenceSetAttribute", &b->wish_set},
+        {"cublasLtMatmulPreferenceDestroy", &b->wish_destroy},
+        {"cublasLtMatmulAlgoGetHeuristic", &b->search},
+        {"cublasLtMatmul", &b->matmul},
     };
     void *lib = load_library(); /* stays loaded: its threads and exit handlers do */
     if (!lib) {
@@ -91,6 +102,9 @@ static bs_status open_blas(cuda_dev *d)
 {
     BSI_TRY(load_blas(&d->blas));
     d->x.blas = &d->blas;
+    d->x.products = bsi_alloc(BS_TAG_MISC, BSK_CUDA_PRODUCTS * sizeof *d->x.products);
+    if (!d->x.products)
+        return BS_NOMEM;
     BSI_TRY(blas_ok(d, d->blas.create(&d->x.handle), "create"));
     /* f32 is never computed in fewer bits, and parts of a sum are never rounded to bf16 */
     return blas_ok(d,
@@ -177,6 +191,7 @@ static bs_status take_resources(cuda_dev *d)
     if (e != cudaSuccess)
         return bsi_cuda_fail(BS_DEVMEM, e, "a workspace of %zu bytes", bytes);
     bsi_account(BS_TAG_DEVICE, (ptrdiff_t)bytes);
+    d->x.workspace = d->workspace;
     d->x.partials = (double *)((char *)d->workspace + BSK_CUDA_BLAS_BYTES);
     e = cudaEventCreateWithFlags(&d->handover, cudaEventDisableTiming);
     if (e == cudaSuccess)
@@ -186,6 +201,8 @@ static bs_status take_resources(cuda_dev *d)
 
 static void give_resources(cuda_dev *d)
 {
+    bsk_cuda_forget_products(&d->x);
+    bsi_free(d->x.products);
     if (d->x.handle)
         d->blas.destroy(d->x.handle);
     if (d->handover)
