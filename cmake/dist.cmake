@@ -25,6 +25,9 @@ endfunction()
 
 dist_folder(dist parts LICENSE README.md ARCHITECTURE.md lua recipes bench programs bslua)
 if(TARGET test_cuda_kernels)
-  dist_folder(dist_tests parts LICENSE lua recipes bench tests/data tests/run_gpu.sh
+  file(GLOB gpu_tests CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} tests/gpu_*.sh tests/support/*.lua
+    tests/lua/invariants_spec.lua tests/lua/jitter_spec.lua tests/lua/device_faults_spec.lua
+    tests/lua/bad_run_spec.lua)
+  dist_folder(dist_tests parts LICENSE lua recipes bench tests/data tests/run_gpu.sh ${gpu_tests}
     programs bslua bench_cuda_kernels test_cuda_kernels test_dev_contract test_dev_check)
 endif()

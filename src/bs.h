@@ -255,10 +255,13 @@ typedef struct bs_dev bs_dev;
 
 typedef struct bs_dev_cfg {
     int threads;          /* cpu: compute threads; 0 = online cores */
-    unsigned jitter_us;   /* cpu, tests: random sleep up to this before each operation */
+    /* For tests: */
+    unsigned jitter_us; /* a random delay of up to this before each operation */
     uint64_t jitter_seed;
-    const char *drop_wait; /* check, tests: the queue_wait site that is left out */
-    uint64_t fail_call;   /* check, tests: the n-th device call fails (1-based; 0 = none) */
+    const char *drop_wait; /* check: the queue_wait site that is left out */
+    uint64_t fail_call;    /* the n-th operation fails while it runs (1-based; 0: none) */
+    uint64_t fail_pin;     /* page-locks are refused from the n-th on (1-based; 0: none) */
+    size_t device_left;    /* device memory beyond so many bytes turns out to be taken (0: none) */
 } bs_dev_cfg;
 
 typedef struct bs_dev_props {
@@ -266,7 +269,8 @@ typedef struct bs_dev_props {
     bool executes;     /* false: meta */
     bool bf16;         /* engines can compute in bf16 */
     size_t alignment;  /* of every device address handed out */
-    size_t total_bytes; /* cuda: what was free when it was opened, after 32 MiB of workspace */
+    size_t total_bytes; /* of memory; cuda: what is free now */
+    size_t unpinned_bytes; /* of pinned memory in use, what could not be page-locked */
 } bs_dev_props;
 
 /* spec: "cpu", "meta", "cuda" (of builds that have it: the first GPU of CUDA_VISIBLE_DEVICES), or one of

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every test: installs what is missing, builds, runs all in release, then the C tests and one small
 # streamed job under the address and thread sanitizers. The last line is "N passed, N failed".
+# Where there is a CUDA compiler, the program is also built with CUDA and must refuse device=cuda as it should.
 # BS_PRESETS="release" runs less.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -39,8 +40,14 @@ run_preset() { # preset, ctest label expression
 }
 
 mkdir -p build
-for preset in ${BS_PRESETS:-release asan tsan}; do
+for preset in ${BS_PRESETS:-release asan tsan cuda-ci}; do
   case $preset in
+    cuda-ci)
+      if command -v nvcc >/dev/null || [ -n "${CUDACXX:-}" ]; then
+        run_preset "$preset" '^device$'
+      else
+        echo "== $preset: skipped, there is no nvcc on the path (nor in CUDACXX)"
+      fi ;;
     release | dev) run_preset "$preset" '.' ;;
     *) run_preset "$preset" '^(c|job)$' ;;
   esac

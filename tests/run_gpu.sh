@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, from a build folder or a dist folder: the device contract and the kernels on
-# "cuda" and "check:cuda", then times. A compact report; the whole output goes to OUT (default: a folder
+# "cuda" and "check:cuda", a lost GPU, jobs (gpu_stream.sh), parity (gpu_parity.sh), then times. A compact report; the whole output goes to OUT (default: a folder
 # gpu_report here). Exit status: the number of programs that failed.
-#   tests/run_gpu.sh [folder with the programs]      BENCH=0: no times
+#   tests/run_gpu.sh [folder with the programs]      BENCH=0: no times; SANITIZE=1: compute-sanitizer, too
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$here}
@@ -11,14 +11,9 @@ folder=${1:-$here}
 OUT=${OUT:-$PWD/gpu_report}
 mkdir -p "$OUT"
 
-# cuBLAS is the machine's: where it is not on the loader's path, look in the usual places.
-if ! ldconfig -p 2>/dev/null | grep -q libcublas.so.13 && [ ! -e /usr/local/cuda/lib64/libcublas.so.13 ]; then
-  for lib in /usr/local/cuda*/targets/*/lib /opt/*/lib/python*/site-packages/nvidia/cu13/lib \
-             /opt/*/.venv/lib/python*/site-packages/nvidia/cu13/lib \
-             /opt/*/.venv/lib/python*/site-packages/nvidia/cublas/lib; do
-    [ -e "$lib/libcublas.so.13" ] && export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" && break
-  done
-fi
+tests=$here
+[ -d "$here/tests" ] && tests=$here/tests
+. "$tests/gpu_lib.sh"
 echo "GPU: $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -1)"
 "$folder/bslua" --version 2>&1 | tail -4
 
@@ -39,6 +34,14 @@ run contract test_dev_contract
 run check test_dev_check
 run kernels test_cuda_kernels
 run kernels-check test_cuda_kernels --check
+run lost test_dev_contract --lose
+script() { # title, script: in the same folder as this or below it
+  echo "-- $1"
+  "$tests/$2" "$folder" "$OUT/$1" || failures=$((failures + 1))
+}
+script stream gpu_stream.sh
+script parity gpu_parity.sh
+[ "${SANITIZE:-0}" != 0 ] && script sanitize gpu_sanitize.sh
 if [ "${BENCH:-1}" != 0 ]; then
   run times bench_cuda_kernels
   grep -E '^bench' "$OUT/times.log"

@@ -265,9 +265,3 @@ cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, in
         return cudaGetLastError();
     });
 }
-
-cudaError_t bsk_cuda_probe(void)
-{
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, scale_matrix_kernel<float>);
-}

@@ -103,6 +103,8 @@ extern const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT];
 
 /* cudaErrorNoKernelImageForDevice: the current device is of an architecture that was not compiled. */
 cudaError_t bsk_cuda_probe(void);
+/* Tests: the stream stands still for this long. */
+void bsk_cuda_delay(cudaStream_t s, uint64_t nanoseconds);
 
 bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_cuda_rmsnorm,
     bsk_cuda_rmsnorm_bwd, bsk_cuda_layernorm, bsk_cuda_layernorm_bwd, bsk_cuda_rope, bsk_cuda_norm_rope,

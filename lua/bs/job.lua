@@ -11,6 +11,7 @@
 local bs = require "bs"
 local adapter = require "bs.adapter"
 local args = require "bs.args"
+local device = require "bs.device"
 local dry = require "bs.dry"
 local lora = require "bs.lora"
 local model = require "bs.model"
@@ -223,11 +224,11 @@ end
 
 -- Everything that lives on an engine, in an order that gives the same regions on every device. The job
 -- holds each part at once, so that close ends them whatever fails here.
-local function build(self, device, choice, pool_bytes)
+local function build(self, dev, choice, pool_bytes)
   local m, cfg, o = self.model, self.cfg, self
   o.plan = plan.bs_plan(self, choice.homes, choice.dev_slots, choice.host_slots)
   o.engine = bs.engine.open {
-    device = device, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
+    device = dev, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
     n_blocks = m.n_blocks, seed = cfg.seed,
   }
   local e = o.engine
@@ -304,23 +305,6 @@ local function load_parameters(self)
   self.saved = nil
 end
 
--- The device, and what it is to compute in: "auto" is left to the checkpoint where there is a choice.
-local function open_device(cfg)
-  if cfg.device:match("meta$") and not cfg.dry then
-    bs.fail(2, "device=%s computes nothing; it is for dry runs", cfg.device)
-  end
-  local options = { threads = cfg.threads }
-  for key, value in pairs(cfg.device_options or {}) do options[key] = value end
-  local ok, device = pcall(bs.device.open, cfg.device, options)
-  if not ok then bs.fail(2, "device=%s: %s", cfg.device, device) end
-  if device:props().bf16 then return device, cfg.dtype end
-  if cfg.dtype == "bf16" then
-    device:close()
-    bs.fail(2, "dtype=bf16: device %s computes in f32", cfg.device)
-  end
-  return device, "f32"
-end
-
 --- A new job. cfg: see job.defaults; lora = {r, alpha, targets, top_fraction or layers, rslora, dropout,
 -- rank_pattern, alpha_pattern} or adapter = folder (with trainable = "none": used and not trained); cache =
 -- {rows, tokens}: keys and values of so many rows of so many tokens are kept, for decode.
@@ -330,8 +314,9 @@ function job.new(cfg)
     if err ~= nil then self:close() end
   end })
   local compute
-  self.device, compute = open_device(self.cfg)
+  self.device, compute = device.open(self.cfg)
   plan.set_budgets(self.cfg, self.device)
+  device.limit(self)
   self.model = model.open(self.cfg.model, {
     family = self.cfg.family, group = self.cfg.group, compute = compute,
     update = self.cfg.trainable == "base" and self.cfg.home == "gpu",
@@ -347,8 +332,9 @@ function job.new(cfg)
   end
   self.keepable = keepable(self)
   if self.cfg.cache then self.kv = dry.cache(self, build, close_objects) end
-  self.choice = plan.choose(self)
-  build(self, self.device, self.choice, self.choice.peak)
+  device.start(self, function()
+    build(self, self.device, self.choice, self.choice.peak)
+  end, close_objects)
   load_parameters(self)
   return self
 end

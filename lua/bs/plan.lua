@@ -315,8 +315,9 @@ function plan.choose(job)
   local parts = {}
   if least_dev > cfg.vram then
     parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
-      .. "activations of one micro-batch of %d tokens)"):format(mib(cfg.vram), mib(least_dev), least_dev,
-      mib(job:needs(cfg.keep == "auto" and 0 or cfg.keep).arena), cfg.micro_tokens)
+      .. "activations of one micro-batch of %d tokens)%s"):format(mib(cfg.vram), mib(least_dev), least_dev,
+      mib(job:needs(cfg.keep == "auto" and 0 or cfg.keep).arena), cfg.micro_tokens,
+      job.vram_note and "; " .. job.vram_note or "")
   end
   if least_host > cfg.ram then
     parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(

@@ -33,11 +33,12 @@ end
 --- What is resident where, what the last step moved and what it waited for: one line.
 function run.residency(job, before, after)
   local s, e, warm = job.stream:stats(), job.engine:stats(), job.plan:bytes(true)
-  local seconds = math.max(after.time - before.time, 1e-9)
+  local seconds, unpinned = math.max(after.time - before.time, 1e-9), job.device:props().unpinned_bytes
   return ("%d blocks on the device, %d in ram; pool %s of %s; step read %s (plan %s) + rows %s, link %s; "
-    .. "waited for disk %.0f%%"):format(s.resident_device, s.resident_host, plan.mib(e.peak_bytes),
+    .. "waited for disk %.0f%%%s"):format(s.resident_device, s.resident_host, plan.mib(e.peak_bytes),
     plan.mib(e.pool_bytes), mb(after.disk - before.disk), mb(warm.disk_read), mb(after.rows - before.rows),
-    mb(after.link - before.link), 100 * (after.disk_stall - before.disk_stall) / seconds)
+    mb(after.link - before.link), 100 * (after.disk_stall - before.disk_stall) / seconds,
+    unpinned > 0 and ("; %s of ram are not page-locked"):format(plan.mib(unpinned)) or "")
 end
 
 --- Mean loss over all rows of a data set, weighted by trained tokens; nil when a signal came.

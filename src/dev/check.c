@@ -128,6 +128,7 @@ static bs_status check_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size
         goto fail;
     }
     m->number = ++d->mems;
+    out->kind = m->inner.kind;
     out->tag = m->inner.tag;
     out->host = m->inner.host;
     out->impl = m;

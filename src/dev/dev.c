@@ -28,6 +28,10 @@ typedef struct device {
     pthread_t owner;
     bool checked; /* a check device: closed objects are kept, the calling thread is compared */
     bool closed, pumping;
+    bool taken;         /* cfg.device_left was found out */
+    size_t device_left; /* of cfg; 0: not injected */
+    size_t device_used, unpinned;
+    bool told; /* that a page-lock was refused */
     size_t live;
     struct object *graves;
     bsi_profile profile;
@@ -41,6 +45,7 @@ typedef struct object {
         bsi_event event;
     } pub; /* first: its address is the object's */
     bool closed;
+    bool unpinned;       /* memory: was to be page-locked */
     bsi_event *sync;     /* queue: what bsi_queue_sync records */
     char *name;          /* queue */
     struct object *next; /* in graves */
@@ -109,6 +114,7 @@ bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
     d->pub.ops = ops;
     d->owner = pthread_self();
     d->checked = checked;
+    d->device_left = cfg->device_left;
     snprintf(d->pub.spec, sizeof d->pub.spec, "%s", spec);
     bs_status st = ops->open(checked ? spec + 6 : spec, cfg, &d->pub);
     if (st != BS_OK) {
@@ -146,7 +152,11 @@ void bs_dev_close(bs_dev *dev)
 void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out)
 {
     memset(out, 0, sizeof *out);
+    const device *d = device_of(dev);
     dev->ops->props(dev, out);
+    out->unpinned_bytes = d->unpinned;
+    if (d->taken)
+        out->total_bytes = BSI_MIN(out->total_bytes, d->device_left - d->device_used);
     snprintf(out->name, sizeof out->name, "%s", dev->spec);
 }
 
@@ -308,6 +318,34 @@ static void object_closed(bs_dev *dev, object *o)
         destroy(d);
 }
 
+/* Injected: another process took memory after this one had looked. */
+static bs_status memory_left(device *d, bsi_memkind kind, size_t bytes)
+{
+    if (kind != BSI_MEM_DEVICE || d->device_left == 0 || bytes <= d->device_left - d->device_used)
+        return BS_OK;
+    d->taken = true;
+    return bsi_fail(BS_DEVMEM, "%zu bytes of device memory are not available: %zu are free (injected)",
+                    bytes, d->device_left - d->device_used);
+}
+
+/* Told once: what follows is likely to be refused, too. */
+static void account(device *d, object *o, bsi_memkind wanted)
+{
+    const bsi_mem *m = &o->pub.mem;
+    o->unpinned = wanted == BSI_MEM_PINNED && m->kind == BSI_MEM_HOST;
+    if (o->unpinned && !d->told)
+        bsi_log("device '%s': %zu bytes of %s memory cannot be page-locked: %s; results stay the same, "
+                "but copies "
+                "of what is refused keep the host waiting and are several times slower (9 times where "
+                "it was "
+                "measured); see 'ulimit -l' and the memory limit of the container, or lower ram=",
+                d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
+    d->told = d->told || o->unpinned;
+    d->unpinned += o->unpinned ? m->bytes : 0;
+    if (m->kind == BSI_MEM_DEVICE)
+        d->device_used += m->bytes;
+}
+
 bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem **out)
 {
     *out = NULL;
@@ -315,6 +353,7 @@ bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes,
     if ((unsigned)kind > BSI_MEM_DEVICE || (unsigned)tag >= BS_TAG_COUNT)
         return bsi_fail(BS_ARG, "mem_alloc: memory kind %d or tag %d does not exist", (int)kind,
                         (int)tag);
+    BSI_TRY(memory_left(device_of(dev), kind, bytes));
     object *o = new_object();
     if (!o)
         return BS_NOMEM;
@@ -324,6 +363,7 @@ bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes,
         bsi_free(o);
         return st;
     }
+    account(device_of(dev), o, kind);
     object_opened(dev);
     *out = &o->pub.mem;
     return BS_OK;
@@ -333,8 +373,14 @@ void bsi_mem_free(bsi_mem *mem)
 {
     if (!mem || !object_closing(mem->dev, object_of(mem), "memory"))
         return;
+    device *d = device_of(mem->dev);
+    object *o = object_of(mem);
+    if (o->unpinned)
+        d->unpinned -= mem->bytes;
+    if (mem->kind == BSI_MEM_DEVICE)
+        d->device_used -= mem->bytes;
     mem->dev->ops->mem_free(mem);
-    object_closed(mem->dev, object_of(mem));
+    object_closed(mem->dev, o);
 }
 
 bs_status bsi_queue_open(bs_dev *dev, const char *name, bsi_queue **out)

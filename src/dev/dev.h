@@ -22,7 +22,7 @@
 
 typedef enum bsi_memkind {
     BSI_MEM_HOST,   /* pageable */
-    BSI_MEM_PINNED, /* host memory that copies may use asynchronously */
+    BSI_MEM_PINNED, /* host memory that copies may use asynchronously; pageable where that is refused */
     BSI_MEM_DEVICE  /* reached by copies and launches only */
 } bsi_memkind;
 
@@ -85,6 +85,8 @@ typedef struct bsi_dev_ops {
     bs_status (*open)(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
     void (*close)(bs_dev *dev);
     void (*props)(const bs_dev *dev, bs_dev_props *out);
+    /* Pinned memory that cannot be page-locked is given all the same: out->kind is BSI_MEM_HOST then, and
+       the last recorded failure says why. */
     bs_status (*mem_alloc)(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out);
     void (*mem_free)(bsi_mem *mem);
     bs_status (*queue_open)(bs_dev *dev, const char *name, bsi_queue *out);

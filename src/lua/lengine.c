@@ -24,6 +24,8 @@ static int l_device_open(lua_State *L)
         {"jitter_seed", BSL_U64, offsetof(bs_dev_cfg, jitter_seed), false},
         {"drop_wait", BSL_STR, offsetof(bs_dev_cfg, drop_wait), false},
         {"fail_call", BSL_U64, offsetof(bs_dev_cfg, fail_call), false},
+        {"fail_pin", BSL_U64, offsetof(bs_dev_cfg, fail_pin), false},
+        {"device_left", BSL_SIZE, offsetof(bs_dev_cfg, device_left), false},
         {NULL, BSL_ANY, 0, false}};
     bs_dev_cfg cfg = {0};
     const char *spec = luaL_checkstring(L, 1);
@@ -41,12 +43,13 @@ static int l_device_props(lua_State *L)
     bs_dev_props p;
     const bs_dev *dev = bsl_check(L, 1, &bsl_device_type);
     bs_dev_props_get(dev, &p);
-    lua_createtable(L, 0, 5);
+    lua_createtable(L, 0, 6);
     bsl_setstr(L, "name", p.name);
     bsl_setbool(L, "executes", p.executes);
     bsl_setbool(L, "bf16", p.bf16);
     bsl_setint(L, "alignment", (lua_Integer)p.alignment);
     bsl_setint(L, "total_bytes", (lua_Integer)p.total_bytes);
+    bsl_setint(L, "unpinned_bytes", (lua_Integer)p.unpinned_bytes);
     return 1;
 }
 

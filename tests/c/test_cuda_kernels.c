@@ -4,324 +4,10 @@
 ** (rounded to bf16 first where operands are bf16), through the device layer, in odd sizes and with
 ** operands that are not aligned. A trial is run twice and must give the same bits; what a kernel writes
 ** starts as NaN; the bytes between operands must stay as they were. One line per trial; exit 77: no
-** GPU. --check: on check:cuda.
+** GPU. --check: on check:cuda. --only=a,b: trials whose names begin so; --every=n: about one in n of
+** them, always the same ones (for tools that make kernels slow).
 */
-#include "dev/dev.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { GUARD = 512, GUARD_BYTE = 0xA5 };
-
-/* Kinds of operands: a and o as in bsk.h, f32, i32, f64, bytes that nobody compares. */
-typedef enum kind { A, O, F, I, D, SCRATCH } kind;
-
-typedef struct operand {
-    kind kind;
-    uint8_t mode;
-    int64_t n;    /* elements; 0: absent */
-    void *value;  /* float, int32_t or double [n]; owned */
-    int cpu_same; /* 1 + the operand whose place this one takes on the CPU; 0: none */
-} operand;
-
-typedef struct trial {
-    bsk_op op;
-    char name[96];
-    int count;
-    operand p[BSK_MAX_ARGS];
-    int64_t n[BSK_MAX_DIMS];
-    double f[BSK_MAX_SCALARS];
-    bs_dtype dtype, out;
-    int shift;    /* operands start this many elements past an aligned address */
-    double bound; /* of the relative error */
-    double floor; /* root mean square below which a result counts as this large */
-} trial;
-
-static bs_dev *dev;
-static bsi_queue *queue;
-static int passed, failed;
-static uint64_t random_state = 1;
-
-static void must(bs_status st, const char *what)
-{
-    if (st == BS_OK)
-        return;
-    printf("FATAL %s: %s: %s\n", what, bs_status_name(st), bs_error()->msg);
-    exit(1);
-}
-
-static void *must_alloc(size_t bytes)
-{
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) {
-        printf("FATAL no memory\n");
-        exit(1);
-    }
-    return p;
-}
-
-static double uniform(void) /* [-1, 1) */
-{
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (double)(random_state >> 40) * 0x1p-23 - 1.0;
-}
-
-/* ---- trials ---- */
-
-static trial trial_of(bsk_op op, const char *name, bs_dtype dtype)
-{
-    trial t = {.op = op, .dtype = dtype, .out = dtype};
-    t.bound = dtype == BS_DTYPE_BF16 ? 4e-3 : 1e-5;
-    t.floor = 1e-3;
-    snprintf(t.name, sizeof t.name, "%s", name);
-    return t;
-}
-
-static void note(trial *t, const char *what, int64_t value)
-{
-    size_t at = strlen(t->name);
-    snprintf(t->name + at, sizeof t->name - at, " %s%lld", what, (long long)value);
-}
-
-static operand *put(trial *t, kind k, uint8_t mode, int64_t n)
-{
-    operand *o = &t->p[t->count++];
-    *o = (operand){.kind = k, .mode = mode, .n = n};
-    o->value = must_alloc((size_t)n * 8);
-    return o;
-}
-
-static float *numbers(trial *t, kind k, uint8_t mode, int64_t n, double scale)
-{
-    float *v = put(t, k, mode, n)->value;
-    for (int64_t i = 0; i < n; i++)
-        v[i] = (float)(scale * uniform());
-    return v;
-}
-
-static void written(trial *t, kind k, int64_t n)
-{
-    put(t, k, BSI_WRITE, n);
-}
-
-static void absent(trial *t, kind k)
-{
-    put(t, k, BSI_WRITE, 0);
-}
-
-/* ints of [0, below) */
-static int32_t *ints(trial *t, int64_t n, int64_t below)
-{
-    int32_t *v = put(t, I, BSI_READ, n)->value;
-    for (int64_t i = 0; i < n; i++)
-        v[i] = (int32_t)((uniform() + 1.0) / 2 * (double)below);
-    return v;
-}
-
-static void sizes(trial *t, int count, const int64_t *n)
-{
-    memcpy(t->n, n, (size_t)count * sizeof *n);
-}
-
-#define SIZES(t, ...)                                                                                  \
-    sizes(t, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
-
-/* ---- running ---- */
-
-static size_t element(const trial *t, kind k)
-{
-    switch (k) {
-    case A:
-        return t->dtype == BS_DTYPE_BF16 ? 2 : 4;
-    case O:
-        return t->out == BS_DTYPE_BF16 ? 2 : 4;
-    case D:
-        return 8;
-    case SCRATCH:
-        return 1;
-    default:
-        return 4;
-    }
-}
-
-static bool narrow(const trial *t, kind k)
-{
-    return (k == A || k == O) && element(t, k) == 2;
-}
-
-/* Inputs as the device will see them. */
-static void round_inputs(trial *t)
-{
-    for (int i = 0; i < t->count; i++) {
-        float *v = t->p[i].value;
-        if (!narrow(t, t->p[i].kind) || t->op == BSK_EXPAND)
-            continue;
-        for (int64_t j = 0; j < t->p[i].n; j++)
-            v[j] = bsi_bf16_to_f32(bsi_f32_to_bf16(v[j]));
-    }
-}
-
-typedef struct layout {
-    size_t at[BSK_MAX_ARGS], bytes;
-} layout;
-
-static layout lay_out(const trial *t)
-{
-    layout l = {.bytes = GUARD};
-    for (int i = 0; i < t->count; i++) {
-        size_t e = element(t, t->p[i].kind);
-        l.at[i] = l.bytes + (t->p[i].kind == SCRATCH || t->p[i].kind == D ? 0 : (size_t)t->shift * e);
-        l.bytes = bsi_round_up(l.at[i] + (size_t)t->p[i].n * e, 256) + GUARD;
-    }
-    return l;
-}
-
-static void encode(const trial *t, const layout *l, unsigned char *image)
-{
-    memset(image, GUARD_BYTE, l->bytes);
-    for (int i = 0; i < t->count; i++) {
-        const operand *o = &t->p[i];
-        size_t e = element(t, o->kind), bytes = (size_t)o->n * e;
-        unsigned char *to = image + l->at[i];
-        if (!(o->mode & BSI_READ)) {
-            memset(to, 0xFF, bytes);
-        } else if (narrow(t, o->kind)) {
-            for (int64_t j = 0; j < o->n; j++) {
-                uint16_t v = bsi_f32_to_bf16(((float *)o->value)[j]);
-                memcpy(to + 2 * j, &v, 2);
-            }
-        } else {
-            memcpy(to, o->value, bytes);
-        }
-    }
-}
-
-/* Bytes outside of the operands. */
-static int64_t touched(const trial *t, const layout *l, const unsigned char *image)
-{
-    unsigned char *inside = must_alloc(l->bytes);
-    int64_t bad = 0;
-    for (int i = 0; i < t->count; i++)
-        memset(inside + l->at[i], 1, (size_t)t->p[i].n * element(t, t->p[i].kind));
-    for (size_t b = 0; b < l->bytes; b++)
-        bad += !inside[b] && image[b] != GUARD_BYTE;
-    free(inside);
-    return bad;
-}
-
-static void run_device(const trial *t, const layout *l, unsigned char *image)
-{
-    bsi_mem *host, *mem;
-    bsi_kcall call = {
-        .op = t->op, .n_args = t->count, .dtype = t->dtype, .out = t->out, .label = t->name};
-    must(bsi_mem_alloc(dev, BSI_MEM_PINNED, BS_TAG_STAGING, l->bytes, &host), "pinned memory");
-    must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, l->bytes, &mem), "device memory");
-    memcpy(host->host, image, l->bytes);
-    for (int i = 0; i < t->count; i++)
-        call.arg[i] =
-            (bsi_arg){{mem, l->at[i]}, (size_t)t->p[i].n * element(t, t->p[i].kind), t->p[i].mode};
-    memcpy(call.n, t->n, sizeof call.n);
-    memcpy(call.f, t->f, sizeof call.f);
-    must(bsi_copy(queue, (bsi_addr){mem, 0}, (bsi_addr){host, 0}, l->bytes), t->name);
-    must(bsi_launch(queue, &call), t->name);
-    must(bsi_copy(queue, (bsi_addr){host, 0}, (bsi_addr){mem, 0}, l->bytes), t->name);
-    must(bsi_queue_sync(queue), t->name);
-    memcpy(image, host->host, l->bytes);
-    bsi_mem_free(host);
-    bsi_mem_free(mem);
-}
-
-static void run_cpu(trial *t)
-{
-    bsk_call c = {.par = &bsk_par_serial};
-    for (int i = 0; i < t->count; i++)
-        c.p[i] = t->p[i].n == 0     ? NULL
-                 : t->p[i].cpu_same ? t->p[t->p[i].cpu_same - 1].value
-                                    : t->p[i].value;
-    memcpy(c.n, t->n, sizeof c.n);
-    memcpy(c.f, t->f, sizeof c.f);
-    bsk_cpu[t->op].fn(&c);
-}
-
-static double read_back(const trial *t, const layout *l, const unsigned char *image, int i, int64_t j)
-{
-    const unsigned char *from = image + l->at[i];
-    uint16_t half;
-    float single;
-    double d;
-    if (narrow(t, t->p[i].kind)) {
-        memcpy(&half, from + 2 * j, 2);
-        return (double)bsi_bf16_to_f32(half);
-    }
-    if (t->p[i].kind == D) {
-        memcpy(&d, from + 8 * j, 8);
-        return d;
-    }
-    memcpy(&single, from + 4 * j, 4);
-    return (double)single;
-}
-
-/* Relative error of operand i: root mean square of the difference over that of the expected values. */
-static double distance(const trial *t, const layout *l, const unsigned char *image, int i)
-{
-    const operand *o = &t->p[i];
-    const void *want = o->cpu_same ? t->p[o->cpu_same - 1].value : o->value;
-    double error = 0, norm = 0;
-    for (int64_t j = 0; j < o->n; j++) {
-        double w = o->kind == D ? ((const double *)want)[j] : (double)((const float *)want)[j];
-        double g = read_back(t, l, image, i, j);
-        if (w == g || (isnan(w) && isnan(g))) /* infinities, and what neither writes */
-            w = g = isfinite(w) ? w : 0.0;
-        error += (g - w) * (g - w);
-        norm += w * w;
-    }
-    double n = (double)o->n;
-    return sqrt(error / n) / fmax(sqrt(norm / n), t->floor);
-}
-
-static void run(trial *t)
-{
-    round_inputs(t);
-    layout l = lay_out(t);
-    unsigned char *image = must_alloc(l.bytes), *again = must_alloc(l.bytes);
-    char errors[160] = "";
-    bool ok = true;
-    encode(t, &l, image);
-    memcpy(again, image, l.bytes);
-    run_device(t, &l, image);
-    run_device(t, &l, again);
-    for (int i = 0; i < t->count; i++)
-        if (!(t->p[i].mode & BSI_READ) && t->p[i].kind != SCRATCH) /* the CPU may leave some, too */
-            for (int64_t j = 0; j < t->p[i].n && t->p[i].kind != D; j++)
-                ((float *)t->p[i].value)[j] = NAN;
-    run_cpu(t);
-    for (int i = 0; i < t->count; i++) {
-        if (!(t->p[i].mode & BSI_WRITE) || t->p[i].kind == SCRATCH || t->p[i].n == 0)
-            continue;
-        bool coarse = narrow(t, t->p[i].kind) || t->dtype == BS_DTYPE_BF16;
-        double bound = coarse ? t->bound : fmin(t->bound, 1e-4), e = distance(t, &l, image, i);
-        size_t at = strlen(errors);
-        snprintf(errors + at, sizeof errors - at, " p%d %.1e", i, e);
-        ok = ok && e <= bound; /* false for NaN */
-        size_t bytes = (size_t)t->p[i].n * element(t, t->p[i].kind);
-        if (memcmp(image + l.at[i], again + l.at[i], bytes) != 0) {
-            ok = false;
-            snprintf(errors + strlen(errors), sizeof errors - strlen(errors), " DIFFERS");
-        }
-    }
-    int64_t bad = touched(t, &l, image);
-    printf("%s %s %s%s%s:%s (bound %.0e)%s\n", ok && !bad ? "ok  " : "FAIL", t->name,
-           bs_dtype_name(t->dtype), t->out != t->dtype ? ">" : "",
-           t->out != t->dtype ? bs_dtype_name(t->out) : "", errors, t->bound,
-           bad ? " WRITES OUTSIDE" : "");
-    passed += ok && !bad;
-    failed += !(ok && !bad);
-    for (int i = 0; i < t->count; i++)
-        free(t->p[i].value);
-    free(image);
-    free(again);
-}
+#include "kernel_trial.h"
 
 /* ---- the operations ---- */
 
@@ -922,7 +608,19 @@ static void try_all(void)
 
 int main(int argc, char **argv)
 {
-    const char *spec = argc > 1 && strcmp(argv[1], "--check") == 0 ? "check:cuda" : "cuda";
+    const char *spec = "cuda";
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--check") == 0)
+            spec = "check:cuda";
+        else if (strncmp(argv[i], "--only=", 7) == 0)
+            only = argv[i] + 7;
+        else if (strncmp(argv[i], "--every=", 8) == 0 && atoi(argv[i] + 8) > 0)
+            every = (unsigned)atoi(argv[i] + 8);
+        else {
+            fprintf(stderr, "usage: %s [--check] [--only=NAME,...] [--every=N]\n", argv[0]);
+            return 2;
+        }
+    }
     bs_status st = bs_dev_open(spec, NULL, &dev);
     if (st != BS_OK) {
         printf("no cuda device: %s\n", bs_error()->msg);
@@ -934,5 +632,5 @@ int main(int argc, char **argv)
     printf("%d passed, %d failed\n", passed, failed);
     bsi_queue_close(queue);
     bs_dev_close(dev);
-    return failed ? 1 : 0;
+    return failed || passed == 0 ? 1 : 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** The lines C1 to C8 of the device contract, on each backend and its check wrapper. What needs a queue
-** that stands still uses a gate; what depends on timing runs under jitter with many seeds.
+** that stands still uses a gate; what depends on timing runs under jitter with many seeds. --lose: only
+** the test that loses the GPU for real, which no process gets back (exit 77: no GPU).
 */
 #include "dev_support.h"
 
@@ -272,6 +273,92 @@ static void test_c6_arguments(void **state)
     }
 }
 
+/* ---- memory that is refused ---- */
+
+static int told;
+
+static void count_line(void *ud, const char *line)
+{
+    (void)ud;
+    assert_non_null(strstr(line, "cannot be page-locked"));
+    told++;
+}
+
+/* Pinned memory that cannot be page-locked is ordinary memory: copies work, one line says so, and the
+   failure is not found by the next operation. */
+static void refused_page_lock(const char *spec, const bs_dev_cfg *cfg)
+{
+    enum { BYTES = 3 << 20 };
+    bs_dev *d;
+    bs_dev_props p;
+    told = 0;
+    OK(bs_dev_open(spec, cfg, &d));
+    bsi_queue *q = queue_new(d, "q");
+    bsi_mem *locked = mem_new(d, BSI_MEM_PINNED, BYTES), *device = mem_new(d, BSI_MEM_DEVICE, BYTES);
+    bsi_mem *from = mem_new(d, BSI_MEM_PINNED, BYTES), *to = mem_new(d, BSI_MEM_PINNED, BYTES);
+    assert_int_equal(locked->kind, BSI_MEM_PINNED);
+    assert_int_equal(from->kind, BSI_MEM_HOST);
+    assert_int_equal(to->kind, BSI_MEM_HOST);
+    assert_int_equal(told, 1);
+    bs_dev_props_get(d, &p);
+    assert_int_equal(p.unpinned_bytes, 2 * BYTES);
+    for (int i = 0; i < BYTES; i++)
+        ((unsigned char *)from->host)[i] = (unsigned char)(i * 7 >> 3);
+    OK(bsi_fill(q, at(to, 0), 1, BYTES));
+    OK(bsi_copy(q, at(device, 0), at(from, 0), BYTES));
+    OK(bsi_copy(q, at(to, 0), at(device, 0), BYTES));
+    OK(bsi_queue_sync(q));
+    assert_memory_equal(from->host, to->host, BYTES);
+    no_violations(d);
+    bsi_mem_free(from);
+    bsi_mem_free(to);
+    bs_dev_props_get(d, &p);
+    assert_int_equal(p.unpinned_bytes, 0);
+    bsi_mem_free(locked);
+    bsi_mem_free(device);
+    bsi_queue_close(q);
+    bs_dev_close(d);
+}
+
+static void test_refused_page_lock(void **state)
+{
+    (void)state;
+    size_t before = bs_host_bytes(BS_TAG_STAGING);
+    bs_log_to(count_line, NULL);
+    for (size_t i = 0; i < n_executing; i++)
+        refused_page_lock(executing[i], &(bs_dev_cfg){.fail_pin = 2});
+    bs_log_to(NULL, NULL);
+    assert_int_equal(bs_host_bytes(BS_TAG_STAGING), before);
+}
+
+/* Memory that another process took, and memory that no machine has: refused, and the device goes on. */
+static void test_refused_memory(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_executing; i++) {
+        bs_dev *d;
+        bsi_mem *none;
+        bs_dev_props before, after;
+        OK(bs_dev_open(executing[i], &(bs_dev_cfg){.device_left = 1 << 20}, &d));
+        bs_dev_props_get(d, &before);
+        bsi_mem *half = mem_new(d, BSI_MEM_DEVICE, 1 << 19);
+        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, 1 << 20, &none), BS_DEVMEM,
+              "524288 are free");
+        assert_null(none);
+        bs_dev_props_get(d, &after);
+        assert_true(before.total_bytes > 1 << 20 && after.total_bytes == 1 << 19);
+        bsi_mem_free(half);
+        bsi_mem_free(mem_new(d, BSI_MEM_DEVICE, 1 << 20));
+        bs_dev_close(d);
+
+        d = dev_new(executing[i], 0);
+        FAILS(bsi_mem_alloc(d, BSI_MEM_DEVICE, BS_TAG_DEVICE, (size_t)1 << 50, &none), BS_DEVMEM,
+              "are not available");
+        stream(d, false);
+        bs_dev_close(d);
+    }
+}
+
 /* C6: an operation that fails while it runs loses the device; the text names it; closing still works.
  */
 static void fail_nth(const char *spec, uint64_t n)
@@ -440,7 +527,52 @@ static void test_ranges(void **state)
     }
 }
 
-int main(void)
+/* A kernel that runs over the end of its memory. Every call then repeats the one error, everything
+   closes, no byte is left accounted, and a device that is opened after it says that the process has lost
+   the GPU. */
+static void test_lost(void **state)
+{
+    (void)state;
+    size_t before[BS_TAG_COUNT];
+    bs_dev *d, *again;
+    bsi_event *none;
+    for (int t = 0; t < BS_TAG_COUNT; t++)
+        before[t] = bs_host_bytes((bs_tag)t);
+    OK(bs_dev_open("cuda", NULL, &d));
+    bsi_queue *q = queue_new(d, "compute"), *idle = queue_new(d, "copy-in");
+    bsi_mem *m = mem_new(d, BSI_MEM_DEVICE, 4096), *host = mem_new(d, BSI_MEM_PINNED, 4096);
+    bsi_event *e = event_new(d);
+    bsi_kcall call = {
+        .op = BSK_SCALE, .n_args = 2, .n = {(int64_t)1 << 38}, .f = {1}, .label = "overrun"};
+    call.arg[0] = call.arg[1] = (bsi_arg){at(m, 0), 4096, BSI_READWRITE};
+    OK(bsi_launch(q, &call));
+    OK(bsi_event_record(e, q));
+    FAILS(bsi_event_sync(e), BS_DEVICE, "cudaErrorIllegalAddress");
+    FAILS(bsi_queue_sync(idle), BS_DEVICE, "cudaErrorIllegalAddress");
+    FAILS(bsi_copy(idle, at(host, 0), at(m, 0), 4096), BS_DEVICE, "is lost until it is closed");
+    FAILS(bsi_event_open(d, &none), BS_DEVICE, "last issued: 'overrun'");
+    bsi_event_close(e);
+    bsi_mem_free(m);
+    bsi_mem_free(host);
+    bsi_queue_close(q);
+    bsi_queue_close(idle);
+    bs_dev_close(d);
+    for (int t = 0; t < BS_TAG_COUNT; t++)
+        assert_int_equal(bs_host_bytes((bs_tag)t), before[t]);
+    FAILS(bs_dev_open("cuda", NULL, &again), BS_DEVICE, "start a new process");
+}
+
+static int lose(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost)};
+    if (!gpu_there()) {
+        printf("no cuda device: %s\n", bs_error()->msg);
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_c1_in_order),
@@ -452,12 +584,16 @@ int main(void)
         cmocka_unit_test(test_c4_free_in_flight),
         cmocka_unit_test(test_c5_issue_never_blocks),
         cmocka_unit_test(test_c6_arguments),
+        cmocka_unit_test(test_refused_page_lock),
+        cmocka_unit_test(test_refused_memory),
         cmocka_unit_test(test_c6_execution),
         cmocka_unit_test(test_c7_close_in_any_order),
         cmocka_unit_test(test_c7_close_drains),
         cmocka_unit_test(test_c8_owner),
         cmocka_unit_test(test_ranges),
     };
+    if (argc > 1 && strcmp(argv[1], "--lose") == 0)
+        return lose();
     if (gpu_there()) {
         executing[n_executing++] = all[n_all++] = "cuda";
         executing[n_executing++] = all[n_all++] = "check:cuda";

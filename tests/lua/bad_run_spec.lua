@@ -7,6 +7,7 @@ local bs = require "bs"
 local broken = require "broken"
 local job = require "bs.job"
 local qwen3 = require "bs.family.qwen3"
+local target = require "target"
 
 local function digest(values)
   local names, hash = {}, 0
@@ -200,7 +201,9 @@ describe("a stage", function()
     for text, fn in pairs {
       ["bad_run_spec.lua:%d+: out of ideas"] = function() error "out of ideas" end,
       ["bs.tensor expected, got nil"] = function() end,
-      ["takes f32 rows of 32 channels, given f32 rows of 48"] = function(_, w, x) return w.mlp.up_proj(x) end,
+      [("takes %s rows of 32 channels, given %s rows of 48"):format(target.dtype, target.dtype)] = function(_, w, x)
+        return w.mlp.up_proj(x)
+      end,
     } do
       local ok, err = pcall(broken.train, { family = family(fn) })
       assert.is_false(ok)
@@ -246,7 +249,7 @@ describe("a device that fails", function()
     repeat
       local stage = "new"
       local ok, err = pcall(function()
-        local j <close> = job.new(broken.settings { device = "check:cpu", device_options = { fail_call = n } })
+        local j <close> = job.new(broken.settings { device = target.check, device_options = { fail_call = n } })
         stage = "step"
         for s = 1, 2 do j:step({ broken.micro(s) }, { next = s < 2 }) end
         j:parameters()
@@ -263,7 +266,7 @@ describe("a device that fails", function()
   end)
 
   it("stays lost until the job is closed", function()
-    local j <close> = job.new(broken.settings { device = "check:cpu", device_options = { fail_call = 400 } })
+    local j <close> = job.new(broken.settings { device = target.check, device_options = { fail_call = 400 } })
     for _ = 1, 3 do broken.fails(1, { "(injected)" }, j.step, j, { broken.micro() }) end
   end)
 end)

@@ -60,7 +60,8 @@ describe("arguments", function()
     local function fails(options, pattern)
       assert.error_matches(function() bs.device.open("cpu", options) end, pattern)
     end
-    fails({thread = 1}, "unknown option 'thread' %(valid: threads, jitter_us, jitter_seed, drop_wait, fail_call%)")
+    fails({thread = 1}, "unknown option 'thread' %(valid: threads, jitter_us, jitter_seed, drop_wait, fail_call, "
+      .. "fail_pin, device_left%)")
     fails({threads = "1"}, "option 'threads': integer expected, got string")
     fails({threads = 1.5}, "option 'threads': integer expected, got number")
     fails({threads = 1 << 40}, "option 'threads': 1099511627776 is outside")

@@ -4,6 +4,7 @@
 local bs = require "bs"
 local job = require "bs.job"
 local qwen3 = require "bs.family.qwen3"
+local target = require "target"
 local tiny = require "tiny"
 
 local broken = { VOCAB = 400 } -- more than one tile of the head
@@ -83,7 +84,7 @@ function broken.settings(over)
   local s = { model = good, micro_tokens = 24, home = "disk", dev_slots = 2 }
   for key, value in pairs(over or {}) do s[key] = value end
   if not s.adapter and not s.lora then s.lora = { r = 4, alpha = 8 } end
-  return s
+  return target.settings(s)
 end
 
 --- One step of a job; the loss.

@@ -31,6 +31,7 @@ static bs_status cpu_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     d->jitter_us = cfg->jitter_us;
     d->jitter_seed = cfg->jitter_seed;
     d->fail_call = cfg->fail_call;
+    d->fail_pin = cfg->fail_pin;
     pthread_mutex_init(&d->profile_lock, NULL);
     dev->impl = d;
     bsk_cpu_init();
@@ -63,7 +64,7 @@ static void cpu_props(const bs_dev *dev, bs_dev_props *out)
 
 static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out)
 {
-    (void)dev;
+    cpu_dev *d = dev->impl;
     bs_status st = kind == BSI_MEM_DEVICE ? BS_DEVMEM : BS_NOMEM;
     if (kind == BSI_MEM_DEVICE)
         tag = BS_TAG_DEVICE;
@@ -89,6 +90,11 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
     }
     out->impl = b;
     out->host = kind == BSI_MEM_DEVICE ? NULL : b->bytes;
+    /* All host memory is the same here: only the refusal is told. */
+    if (kind == BSI_MEM_PINNED && bsi_dev_refuses(d->fail_pin, &d->pins)) {
+        out->kind = BSI_MEM_HOST;
+        bsi_fail(BS_NOMEM, "injected");
+    }
     return BS_OK;
 }
 

@@ -96,6 +96,7 @@ typedef struct cpu_dev {
     unsigned jitter_us;
     uint64_t jitter_seed;
     uint64_t calls, fail_call;
+    uint64_t pins, fail_pin;
     unsigned queues_opened;
     cpu_queue *queues;
     cpu_slab *slabs;

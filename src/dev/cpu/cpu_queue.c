@@ -179,12 +179,7 @@ static void jitter(cpu_queue *q)
 {
     if (!q->dev->jitter_us)
         return;
-    uint64_t x = q->jitter; /* xorshift64 */
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    q->jitter = x;
-    uint64_t us = x % (q->dev->jitter_us + 1ull);
+    uint64_t us = bsi_jitter(&q->jitter, q->dev->jitter_us);
     double until = bsi_now() + 1e-6 * (double)us;
     if (us > 60) /* below that a sleep takes longer than asked */
         nanosleep(&(struct timespec){.tv_sec = (time_t)(us / 1000000),
@@ -283,15 +278,6 @@ bs_status bsi_cpu_thread(pthread_t *out, void *(*fn)(void *), void *arg, const c
 
 /* ---- queues (owner) -------------------------------------------------------------------------- */
 
-static uint64_t jitter_state(const cpu_dev *d, unsigned index)
-{
-    char name[24];
-    uint32_t key[2];
-    snprintf(name, sizeof name, "jitter %u", index);
-    bsi_philox_key(d->jitter_seed, name, key);
-    return ((uint64_t)key[1] << 32 | key[0]) | 1; /* xorshift needs a bit */
-}
-
 bs_status bsi_cpu_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
 {
     cpu_dev *d = dev->impl;
@@ -302,7 +288,7 @@ bs_status bsi_cpu_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
     q->dev = d;
     q->name = name;
     q->par = &bsk_par_serial;
-    q->jitter = jitter_state(d, d->queues_opened);
+    q->jitter = bsi_jitter_state(d->jitter_seed, d->queues_opened);
     sem_init(&q->ready, 0, 0);
     q->head = q->tail = q->oldest = take_node(d);
     q->stop = take_node(d);

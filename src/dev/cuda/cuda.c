@@ -37,10 +37,14 @@ static void *resolve(bsi_addr a)
 
 static void cuda_props(const bs_dev *dev, bs_dev_props *out)
 {
+    (void)dev;
     out->executes = true;
     out->bf16 = true;
     out->alignment = 256;
-    out->total_bytes = dev_of(dev)->free_bytes;
+    size_t left = 0, all = 0;
+    if (cudaMemGetInfo(&left, &all) != cudaSuccess)
+        cudaGetLastError(); /* a lost device: nothing is left */
+    out->total_bytes = left;
 }
 
 /* ---- queues and events ---- */
@@ -129,8 +133,9 @@ static bs_status cuda_queue_status(bsi_queue *q)
 
 /* ---- operations ---- */
 
-/* An injected failure shows in the next query, as that of a kernel would. */
-static void count_call(cuda_dev *d, const bsi_queue *q, const char *label)
+/* Before an operation is issued. An injected failure shows in the next query, as that of a kernel
+   would; an injected delay is a kernel of its own, ahead of the operation. */
+static void issuing(cuda_dev *d, const bsi_queue *q, const char *label)
 {
     memccpy(d->last, label, 0, sizeof d->last - 1); /* the rest of a long one is cut off */
     if (bsi_dev_fails(d->fail_call, &d->calls)) {
@@ -138,6 +143,8 @@ static void count_call(cuda_dev *d, const bsi_queue *q, const char *label)
         snprintf(d->error.msg, sizeof d->error.msg, "'%s' on queue '%s' failed (injected)", label,
                  q->name);
     }
+    if (d->jitter_us)
+        bsk_cuda_delay(stream_of(q), 1000 * bsi_jitter(&d->jitter, d->jitter_us));
 }
 
 static bs_status cuda_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes)
@@ -146,7 +153,7 @@ static bs_status cuda_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t byte
     enum cudaMemcpyKind kind = from ? to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost
                                : to ? cudaMemcpyHostToDevice
                                     : cudaMemcpyHostToHost;
-    count_call(dev_of(q->dev), q, "copy");
+    issuing(dev_of(q->dev), q, "copy");
     cudaError_t e = cudaMemcpyAsync(resolve(dst), resolve(src), bytes, kind, stream_of(q));
     return e == cudaSuccess ? BS_OK : failed(dev_of(q->dev), e, "copy", q->name);
 }
@@ -186,7 +193,7 @@ static bs_status cuda_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
 {
     cuda_dev *d = dev_of(q->dev);
     const cuda_block *b = dst.mem->impl;
-    count_call(d, q, "fill");
+    issuing(d, q, "fill");
     if (dst.mem->kind != BSI_MEM_DEVICE && !b->registered)
         return host_fill(d, q, resolve(dst), byte, bytes);
     cudaError_t e = cudaMemsetAsync(resolve(dst), byte, bytes, stream_of(q));
@@ -231,7 +238,7 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
         c.p[i] = call->arg[i].bytes > 0 ? resolve(call->arg[i].at) : NULL;
     memcpy(c.n, call->n, sizeof c.n);
     memcpy(c.f, call->f, sizeof c.f);
-    count_call(d, q, label);
+    issuing(d, q, label);
     d->x.stream = stream_of(q);
     d->x.note = NULL;
     cudaError_t e = k->shared ? claim(d, d->x.stream) : cudaSuccess;
@@ -251,7 +258,7 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
 
 static bs_status cuda_host_fn(bsi_queue *q, void (*fn)(void *), void *ud)
 {
-    count_call(dev_of(q->dev), q, "host_fn");
+    issuing(dev_of(q->dev), q, "host_fn");
     cudaError_t e = cudaLaunchHostFunc(stream_of(q), fn, ud);
     return e == cudaSuccess ? BS_OK : failed(dev_of(q->dev), e, "host_fn", q->name);
 }

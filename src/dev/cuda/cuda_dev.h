@@ -34,13 +34,17 @@ typedef struct cuda_dev {
     cudaStream_t bound;    /* the stream that used handle, workspace and partials last, or NULL */
     cudaEvent_t handover;  /* recorded there when another stream takes them over */
     void *workspace;       /* device: BSK_CUDA_BLAS_BYTES, then the partials */
-    size_t free_bytes;     /* of the device's memory, when all this had been taken */
     char last[64];         /* label of the last operation, for errors that appear later */
     cuda_host_fill *fills; /* not yet freed */
-    uint64_t calls, fail_call;
-    bs_errinfo error;     /* injected; status BS_OK: none */
-    bsi_profile *profile; /* NULL: launches are not timed */
-    cuda_timer *timer;    /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
+    size_t refused;        /* the smallest page-lock that was; SIZE_MAX: none. Not asked for again */
+    /* injected */
+    uint64_t calls, fail_call, pins, fail_pin;
+    unsigned jitter_us;
+    uint64_t jitter;  /* state of the random delays */
+    bs_errinfo error; /* status BS_OK: none */
+
+    bsi_profile *profile;    /* NULL: launches are not timed */
+    cuda_timer *timer;       /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
     int timers, timers_open; /* pending; with events */
 } cuda_dev;
 

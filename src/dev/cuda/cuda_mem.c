@@ -53,7 +53,25 @@ static bs_status fill_pages(char *at, size_t bytes)
     return BS_OK;
 }
 
-static bs_status host_alloc(bs_tag tag, bool pinned, size_t bytes, cuda_block *b)
+/* What is refused is an ordinary error of CUDA's, which must not stay for the next launch to find. */
+static bool lock_pages(cuda_dev *d, cuda_block *b)
+{
+    bool inject = bsi_dev_refuses(d->fail_pin, &d->pins);
+    if (b->mapped >= d->refused) {
+        bsi_fail(BS_NOMEM, "%zu bytes were refused before", d->refused);
+        return false;
+    }
+    /* no bytes: refused for sure */
+    cudaError_t e = cudaHostRegister(b->at, inject ? 0 : b->mapped, cudaHostRegisterPortable);
+    if (e == cudaSuccess)
+        return true;
+    d->refused = b->mapped;
+    bsi_cuda_fail(BS_NOMEM, e, inject ? "cudaHostRegister (injected)" : "cudaHostRegister");
+    return false;
+}
+
+/* *pinned: asked for; what it is. */
+static bs_status host_alloc(cuda_dev *d, bs_tag tag, bool *pinned, size_t bytes, cuda_block *b)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), whole;
     if (!bsi_add_size(BSI_MAX(bytes, (size_t)1), page - 1, &whole))
@@ -64,20 +82,13 @@ static bs_status host_alloc(bs_tag tag, bool pinned, size_t bytes, cuda_block *b
         return bsi_fail_sys(BS_NOMEM, errno, "%zu bytes of %s memory are not available", bytes,
                             bs_tag_name(tag));
     b->mapped = whole;
-    if (pinned) {
+    if (*pinned) {
         bs_status st = fill_pages(b->at, whole);
         if (st != BS_OK) {
             munmap(b->at, whole);
             return st;
         }
-        cudaError_t e = cudaHostRegister(b->at, whole, cudaHostRegisterPortable);
-        b->registered = e == cudaSuccess;
-        if (!b->registered) {
-            cudaGetLastError();
-            bsi_log("cuda: %zu bytes of %s memory cannot be pinned (%s; see ulimit -l): copies will be "
-                    "slower",
-                    bytes, bs_tag_name(tag), cudaGetErrorString(e));
-        }
+        b->registered = *pinned = lock_pages(d, b);
     }
     bsi_account(tag, (ptrdiff_t)whole);
     return BS_OK;
@@ -107,12 +118,14 @@ bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t b
     cuda_block *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
     if (!b)
         return BS_NOMEM;
+    bool pinned = kind == BSI_MEM_PINNED;
     bs_status st = kind == BSI_MEM_DEVICE ? device_alloc(dev->impl, bytes, b)
-                                          : host_alloc(tag, kind == BSI_MEM_PINNED, bytes, b);
+                                          : host_alloc(dev->impl, tag, &pinned, bytes, b);
     if (st != BS_OK) {
         bsi_free(b);
         return st;
     }
+    out->kind = kind == BSI_MEM_PINNED && !pinned ? BSI_MEM_HOST : kind;
     out->tag = kind == BSI_MEM_DEVICE ? BS_TAG_DEVICE : tag;
     out->host = kind == BSI_MEM_DEVICE ? NULL : b->at;
     out->impl = b;

@@ -121,17 +121,17 @@ static bs_status find_device(cuda_dev *d)
     int driver = 0, n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     cudaDriverGetVersion(&driver);
+    cudaGetLastError();
     if (driver == 0)
-        return bsi_cuda_fail(
-            BS_UNSUPPORTED, e,
-            "no NVIDIA driver (libcuda.so.1) was found; install one, or in a container "
-            "start it with access to the GPU");
+        return bsi_fail(BS_UNSUPPORTED,
+                        "no NVIDIA driver (libcuda.so.1) was found; install one, or start a container "
+                        "with access to the GPU");
     if (e == cudaErrorInsufficientDriver)
-        return bsi_cuda_fail(
-            BS_UNSUPPORTED, e,
-            "the NVIDIA driver supports CUDA %d.%d, this program needs %d.%d; install a "
-            "newer driver",
-            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        return bsi_fail(
+            BS_UNSUPPORTED,
+            "the NVIDIA driver supports CUDA %d.%d, this program needs %d.0; install a newer "
+            "driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
     if (e != cudaSuccess || n == 0)
         return bsi_cuda_fail(BS_UNSUPPORTED, e == cudaSuccess ? cudaErrorNoDevice : e,
                              "no GPU can be used; see nvidia-smi and CUDA_VISIBLE_DEVICES");
@@ -148,8 +148,11 @@ static bs_status make_context(cuda_dev *d)
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, d->ordinal);
     if (e != cudaSuccess)
-        return bsi_cuda_fail(e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
-                             "GPU %d cannot be used", d->ordinal);
+        return bsi_cuda_fail(
+            e == cudaErrorMemoryAllocation ? BS_DEVMEM : BS_DEVICE, e,
+            "GPU %d cannot be used; see nvidia-smi for what else runs on it, and start a "
+            "new process if this one lost it",
+            d->ordinal);
     d->x.capability = prop.major * 10 + prop.minor;
     d->x.processors = prop.multiProcessorCount;
     e = bsk_cuda_probe();
@@ -183,7 +186,7 @@ static cudaError_t start_host_thread(void)
 
 static bs_status take_resources(cuda_dev *d)
 {
-    size_t total, bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
+    size_t bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
     cudaError_t e = cudaMalloc(&d->workspace, bytes);
     if (e != cudaSuccess)
         return bsi_cuda_fail(BS_DEVMEM, e, "a workspace of %zu bytes", bytes);
@@ -193,8 +196,6 @@ static bs_status take_resources(cuda_dev *d)
     e = cudaEventCreateWithFlags(&d->handover, cudaEventDisableTiming);
     if (e == cudaSuccess)
         e = start_host_thread();
-    if (e == cudaSuccess)
-        e = cudaMemGetInfo(&d->free_bytes, &total);
     return e == cudaSuccess ? BS_OK : bsi_cuda_fail(BS_DEVICE, e, "the context cannot be set up");
 }
 
@@ -221,7 +222,11 @@ bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     cuda_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
     if (!d)
         return BS_NOMEM;
+    d->refused = SIZE_MAX;
     d->fail_call = cfg->fail_call;
+    d->fail_pin = cfg->fail_pin;
+    d->jitter_us = cfg->jitter_us;
+    d->jitter = bsi_jitter_state(cfg->jitter_seed, 0);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bs_status st = find_device(d);
