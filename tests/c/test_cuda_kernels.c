@@ -510,10 +510,12 @@ static void try_attention(void)
 {
     static const int32_t one[] = {0, 333}, many[] = {0, 1, 70, 71, 200, 333, 461}, tiny[] = {0, 3};
     static const attention_case cases[] = {
-        {2, 2, 128, 0, 0},    {8, 1, 128, 0, 0},       {8, 2, 128, 7, 0},      {4, 1, 128, 1, 0},
-        {4, 1, 128, 100, 20}, {4, 4, 64, 0, 0},        {8, 1, 64, 7, 0},       {4, 2, 80, 0, 0},
-        {4, 1, 96, 0, 5},     {4, 1, 256, 0, 0},       {2, 1, 256, 9, 5},      {4, 2, 40, 0, 0},
-        {4, 1, 40, 7, 5},     {4, 1, 128, 0, 0, true}, {4, 2, 64, 7, 5, true}, {2, 1, 40, 0, 0, true},
+        {2, 2, 128, 0, 0, false}, {8, 1, 128, 0, 0, false},    {8, 2, 128, 7, 0, false},
+        {4, 1, 128, 1, 0, false}, {4, 1, 128, 100, 20, false}, {4, 4, 64, 0, 0, false},
+        {8, 1, 64, 7, 0, false},  {4, 2, 80, 0, 0, false},     {4, 1, 96, 0, 5, false},
+        {4, 1, 256, 0, 0, false}, {2, 1, 256, 9, 5, false},    {4, 2, 40, 0, 0, false},
+        {4, 1, 40, 7, 5, false},  {4, 1, 128, 0, 0, true},     {4, 2, 64, 7, 5, true},
+        {2, 1, 40, 0, 0, true},
     };
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         for (int v = 0; v < 2; v++) {
@@ -523,8 +525,10 @@ static void try_attention(void)
         }
     /* More tiles of keys than are on the chip at once; more tiles of queries than processors. */
     static const int32_t deep[] = {0, 900, 1500};
-    static const attention_case large[] = {{4, 1, 128, 0, 0, false}, {4, 2, 64, 700, 0, true},
-                                           {64, 8, 128, 0, 0, true}, {64, 64, 64, 0, 5, false}};
+    static const attention_case large[] = {{4, 1, 128, 0, 0, false},
+                                           {4, 2, 64, 700, 0, true},
+                                           {64, 8, 128, 0, 0, true},
+                                           {64, 64, 64, 0, 5, false}};
     for (int i = 0; i < 4; i++)
         try_attention_case(&large[i], i < 2 ? deep : many, i < 2 ? 2 : 6, BS_DTYPE_BF16);
 }
@@ -569,8 +573,9 @@ static void try_cache_case(const attention_case *a, bs_dtype dtype)
 
 static void try_cache(void)
 {
-    static const attention_case cases[] = {{8, 2, 128, 0, 0},     {4, 1, 64, 7, 0},   {4, 4, 40, 0, 5},
-                                           {2, 1, 256, 90, 0},    {6, 3, 80, 1, 2.5}, {4, 2, 33, 0, 0},
+    static const attention_case cases[] = {{8, 2, 128, 0, 0, false},  {4, 1, 64, 7, 0, false},
+                                           {4, 4, 40, 0, 5, false},   {2, 1, 256, 90, 0, false},
+                                           {6, 3, 80, 1, 2.5, false}, {4, 2, 33, 0, 0, false},
                                            {4, 1, 64, 0, 0, true}};
     for (size_t i = 0; i < BSI_COUNT(cases); i++)
         for (int v = 0; v < 2; v++)
