@@ -30,8 +30,8 @@ end
 -- What "auto" takes of the free memory. The pool of a CPU device and everything else share one memory.
 local AUTO <const> = { gpu = { vram = 1.0, ram = 0.75 }, cpu = { vram = 0.5, ram = 0.25 } }
 
---- Bytes for those budgets of a job that are "auto" or a fraction of what is free. A GPU's pool is bounded by
--- what is free there, less what kernels and libraries load later.
+--- Bytes for those budgets of a job that are "auto" or a fraction of what is free; of a GPU, less what kernels and
+-- libraries load later.
 function plan.set_budgets(cfg, device)
   local gpu = cfg.device:match("cuda") ~= nil
   local most = gpu and math.floor(device:props().total_bytes * 0.95)
@@ -41,7 +41,6 @@ function plan.set_budgets(cfg, device)
       cfg[name] = math.floor(share * (gpu and name == "vram" and most or bs.memory_available()))
     end
   end
-  if gpu then cfg.vram = math.min(cfg.vram, most) end
 end
 
 --- rates= of a job: {link, disk (bytes/s), flops (FLOP/s)}, what is absent being fixed (sim.lua), or "measure":
@@ -291,9 +290,8 @@ local function keep_more(job, best, sizes, rates)
   return chosen
 end
 
---- Choose. Returns the choice {homes, dev_slots, host_slots,
--- boundaries, rows, keep, peak, host, seconds}; a budget that cannot work ends with exit status 3 and says
--- the smallest that does.
+--- Choose. Returns the choice {homes, dev_slots, host_slots, boundaries, rows, keep, peak, host, seconds, rates}; a
+-- budget that cannot work ends with exit status 3 and says the smallest that does.
 function plan.choose(job)
   local best, least_dev, least_host
   local rates, sizes = rates_of(job), sizes_of(job)
