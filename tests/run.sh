@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every test: installs what is missing, builds, runs all in release, then the C tests and one small
 # streamed job under the address and thread sanitizers. The last line is "N passed, N failed".
-# Where there is a CUDA compiler, the program is also built with CUDA and must refuse device=cuda as it should.
+# Where there is a CUDA compiler, the program is also built with CUDA and must refuse device=cuda as it should, and
+# the kernels without tensor cores run on the CPU.
 # BS_PRESETS="release" runs less.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1

@@ -140,7 +140,7 @@ static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2]
         }
 }
 
-/* attention_bwd.cu: fills the scratch that attention_backward_args points at. */
+/* attention_prepare.cu: fills the scratch that attention_backward_args points at. */
 cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype);
 
 #endif

@@ -197,12 +197,7 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535)
         return cudaErrorInvalidConfiguration;
-    cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
-    if (e != cudaSuccess)
-        return e;
-    kernel<<<dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, x->stream>>>(a);
-    return cudaGetLastError();
+    return issue(x, kernel, dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, a);
 }
 
 bool bsk_cuda_attention_tiled(int64_t D)

@@ -74,7 +74,7 @@ static __device__ inline void store_row(T *y, const float (&acc)[CHANNELS], floa
 
 template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_kernel(attention_args a)
 {
-    extern __shared__ float memory[];
+    DYNAMIC_SHARED(float, memory);
     int D = a.D, stride = D + 1, h = blockIdx.x, kv = h / (a.H / a.K), lane = threadIdx.x % 32;
     int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T),
         warp_row = threadIdx.x / 32 * ROWS;
@@ -138,7 +138,7 @@ static __device__ inline void gradient(const attention_args &a, int h, int i, in
 template <class T, bool KEYS>
 static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(attention_args a)
 {
-    extern __shared__ float memory[];
+    DYNAMIC_SHARED(float, memory);
     int D = a.D, stride = D + 1, group = a.H / a.K, lane = threadIdx.x % 32;
     int row0 = blockIdx.y * TILE_ROWS, end = min(row0 + TILE_ROWS, a.T),
         warp_row = threadIdx.x / 32 * ROWS;
@@ -197,12 +197,7 @@ static cudaError_t launch(bsk_cuda *x, void (*kernel)(attention_args), const att
                           int heads, size_t bytes)
 {
     int tiles = (a.T + TILE_ROWS - 1) / TILE_ROWS;
-    cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (e != cudaSuccess)
-        return e;
-    kernel<<<dim3((unsigned)heads, (unsigned)tiles), WARPS * 32, bytes, x->stream>>>(a);
-    return cudaGetLastError();
+    return issue(x, kernel, dim3((unsigned)heads, (unsigned)tiles), WARPS * 32, bytes, a);
 }
 
 static cudaError_t check(bsk_cuda *x, const bsk_call *c, attention_args *a)
@@ -275,9 +270,8 @@ cudaError_t bsk_cuda_sinks_bwd(bsk_cuda *x, const bsk_call *c)
         return cudaSuccess;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        sinks_kernel<T><<<(unsigned)c->n[1], WARPS * 32, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (const float *)c->p[2], (const T *)c->p[3],
-            (float *)c->p[4], c->n[0], (int)c->n[1], (int)c->n[2]);
-        return cudaGetLastError();
+        return issue(x, sinks_kernel<T>, (unsigned)c->n[1], WARPS * 32, 0, (const T *)c->p[0],
+                     (const T *)c->p[1], (const float *)c->p[2], (const T *)c->p[3], (float *)c->p[4],
+                     c->n[0], (int)c->n[1], (int)c->n[2]);
     });
 }

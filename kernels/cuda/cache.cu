@@ -112,8 +112,7 @@ cudaError_t bsk_cuda_attention_cache(bsk_cuda *x, const bsk_call *c)
                            (int)c->n[3],
                            (float)c->f[0],
                            (float)c->f[1]};
-        attention_kernel<T><<<dim3((unsigned)a.H, (unsigned)c->n[0]), WARPS * 32, 0, x->stream>>>(a);
-        return cudaGetLastError();
+        return issue(x, attention_kernel<T>, dim3((unsigned)a.H, (unsigned)c->n[0]), WARPS * 32, 0, a);
     });
 }
 
@@ -133,9 +132,8 @@ cudaError_t bsk_cuda_cache_put(bsk_cuda *x, const bsk_call *c)
         return cudaSuccess;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        put_kernel<T><<<(unsigned)((n + MAP_THREADS - 1) / MAP_THREADS), MAP_THREADS, 0, x->stream>>>(
-            (const T *)c->p[0], (const int32_t *)c->p[1], (const int32_t *)c->p[2], (T *)c->p[3], n,
-            c->n[1], c->n[3]);
-        return cudaGetLastError();
+        return issue(x, put_kernel<T>, (unsigned)((n + MAP_THREADS - 1) / MAP_THREADS), MAP_THREADS, 0,
+                     (const T *)c->p[0], (const int32_t *)c->p[1], (const int32_t *)c->p[2],
+                     (T *)c->p[3], n, c->n[1], c->n[3]);
     });
 }

@@ -38,9 +38,8 @@ template <class V> static cudaError_t columns(bsk_cuda *x, V value, void *sum, i
         return cudaSuccess;
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    column_kernel<<<(unsigned)blocks, dim3(COLUMNS, WALKERS), 0, x->stream>>>(value, (float *)sum, rows,
-                                                                              C);
-    return cudaGetLastError();
+    return issue(x, column_kernel<V>, (unsigned)blocks, dim3(COLUMNS, WALKERS), 0, value, (float *)sum,
+                 rows, C);
 }
 
 template <class T> struct v_plain { /* of x [rows,C] */

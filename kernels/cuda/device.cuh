@@ -16,6 +16,27 @@
 
 typedef __nv_bfloat16 bf16;
 
+/* ---- launches ---- */
+
+/* bytes: of shared memory that the kernel names by DYNAMIC_SHARED. The tests have another version of both,
+   which runs kernels on the CPU. */
+#ifndef BSK_ON_CPU
+#define DYNAMIC_SHARED(T, name) extern __shared__ T name[]
+
+template <class... P, class... A>
+static cudaError_t issue(bsk_cuda *x, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes, A... a)
+{
+    if (bytes > 48 << 10) { /* more than every kernel may have */
+        cudaError_t e = cudaFuncSetAttribute((const void *)kernel,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        if (e != cudaSuccess)
+            return e;
+    }
+    kernel<<<grid, block, bytes, x->stream>>>(a...);
+    return cudaGetLastError();
+}
+#endif
+
 enum { VEC = 8, MAP_THREADS = 256, ROW_THREADS = 256 };
 
 /* ---- element types ---- */
@@ -173,8 +194,7 @@ template <class A, class O, class F> static cudaError_t map(bsk_cuda *x, int64_t
     int64_t blocks = (n + MAP_THREADS * VEC - 1) / (MAP_THREADS * VEC);
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    map_kernel<F, A, O><<<(unsigned)blocks, MAP_THREADS, 0, x->stream>>>(a, f);
-    return cudaGetLastError();
+    return issue(x, map_kernel<F, A, O>, (unsigned)blocks, MAP_THREADS, 0, a, f);
 }
 
 /* ---- rows ---- */

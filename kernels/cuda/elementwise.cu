@@ -239,9 +239,8 @@ cudaError_t bsk_cuda_dropout(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        dropout_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[3], a,
-                                                             rows_wide(a.C, c->p[0], c->p[3]));
-        return cudaGetLastError();
+        return issue(x, dropout_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[3], a,
+                     rows_wide(a.C, c->p[0], c->p[3]));
     });
 }
 
@@ -261,7 +260,6 @@ cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, in
         return cudaErrorInvalidConfiguration;
     return by_type(x, dtype, [&](auto t) {
         using T = decltype(t);
-        scale_matrix_kernel<T><<<(unsigned)M, ROW_THREADS, 0, x->stream>>>((T *)C, N, ldc, beta);
-        return cudaGetLastError();
+        return issue(x, scale_matrix_kernel<T>, (unsigned)M, ROW_THREADS, 0, (T *)C, N, ldc, beta);
     });
 }

@@ -103,9 +103,8 @@ cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
     }
     return by_type(x, c->dtype, [&](auto t) {
         using P = decltype(t);
-        tile_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>(
-            (const float *)c->p[0], (P *)c->p[6], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[6]));
-        return cudaGetLastError();
+        return issue(x, tile_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
+                     (P *)c->p[6], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[6]));
     });
 }
 
@@ -138,10 +137,9 @@ cudaError_t bsk_cuda_head_pick(bsk_cuda *x, const bsk_call *c)
         return cudaErrorInvalidConfiguration;
     return by_type(x, c->dtype, [&](auto t) {
         using W = decltype(t);
-        pick_kernel<W><<<(unsigned)T, token_block(), 0, x->stream>>>(
-            (const W *)c->p[0], (const int32_t *)c->p[1], (const float *)c->p[2], (float *)c->p[3], C,
-            c->n[2], c->n[3], c->n[4] ? (float)c->f[0] : 0.0f, rows_wide(C, c->p[0], c->p[3]));
-        return cudaGetLastError();
+        return issue(x, pick_kernel<W>, (unsigned)T, token_block(), 0, (const W *)c->p[0],
+                     (const int32_t *)c->p[1], (const float *)c->p[2], (float *)c->p[3], C, c->n[2],
+                     c->n[3], c->n[4] ? (float)c->f[0] : 0.0f, rows_wide(C, c->p[0], c->p[3]));
     });
 }
 
@@ -196,9 +194,8 @@ cudaError_t bsk_cuda_head_finish(bsk_cuda *x, const bsk_call *c)
         return cudaErrorInvalidConfiguration;
     return by_type(x, c->dtype, [&](auto t) {
         using D = decltype(t);
-        finish_kernel<D><<<(unsigned)T, token_block(), 0, x->stream>>>(
-            a, (D *)c->p[6], rows_wide(a.C, c->p[3], c->p[4], c->p[6]));
-        return cudaGetLastError();
+        return issue(x, finish_kernel<D>, (unsigned)T, token_block(), 0, a, (D *)c->p[6],
+                     rows_wide(a.C, c->p[3], c->p[4], c->p[6]));
     });
 }
 
@@ -261,8 +258,7 @@ cudaError_t bsk_cuda_head_dlogits(bsk_cuda *x, const bsk_call *c)
     }
     return by_type(x, c->dtype, [&](auto t) {
         using P = decltype(t);
-        dlogits_kernel<P><<<(unsigned)T, token_block(), 0, x->stream>>>(
-            (const float *)c->p[0], (P *)c->p[5], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[5]));
-        return cudaGetLastError();
+        return issue(x, dlogits_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
+                     (P *)c->p[5], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[5]));
     });
 }

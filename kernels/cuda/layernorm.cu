@@ -59,10 +59,9 @@ cudaError_t bsk_cuda_layernorm(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        layernorm_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4],
-            c->n[0], C, (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
-        return cudaGetLastError();
+        return issue(x, layernorm_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (const T *)c->p[1],
+                     (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4], c->n[0], C, (float)c->f[0],
+                     rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
     });
 }
 
@@ -133,9 +132,8 @@ cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
             e = columns(x, v_plain<T>{dy, C}, c->p[6], rows, C);
         if (e != cudaSuccess)
             return e;
-        layernorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            in, (const T *)c->p[1], stats, dy, (T *)c->p[4], rows, C, c->n[2] != 0,
-            rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
-        return cudaGetLastError();
+        return issue(x, layernorm_dx_kernel<T>, s.grid, s.block, 0, in, (const T *)c->p[1], stats, dy,
+                     (T *)c->p[4], rows, C, c->n[2] != 0,
+                     rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
     });
 }

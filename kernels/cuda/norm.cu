@@ -44,10 +44,9 @@ cudaError_t bsk_cuda_rmsnorm(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        rmsnorm_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (T *)c->p[2], (float *)c->p[3], c->n[0], C,
-            c->n[2] ? 1.0f : 0.0f, (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2]));
-        return cudaGetLastError();
+        return issue(x, rmsnorm_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (const T *)c->p[1],
+                     (T *)c->p[2], (float *)c->p[3], c->n[0], C, c->n[2] ? 1.0f : 0.0f, (float)c->f[0],
+                     rows_wide(C, c->p[0], c->p[1], c->p[2]));
     });
 }
 
@@ -120,9 +119,8 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         cudaError_t e = columns(x, v_norm<T>{in, dy, rstd, C}, c->p[5], rows, C);
         if (e != cudaSuccess)
             return e;
-        rmsnorm_dx_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            in, (const T *)c->p[1], rstd, dy, (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f,
-            c->n[3] != 0, rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
-        return cudaGetLastError();
+        return issue(x, rmsnorm_dx_kernel<T>, s.grid, s.block, 0, in, (const T *)c->p[1], rstd, dy,
+                     (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0,
+                     rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
     });
 }

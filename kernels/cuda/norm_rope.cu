@@ -205,8 +205,7 @@ cudaError_t bsk_cuda_norm_rope(bsk_cuda *x, const bsk_call *c)
         a.scaling = (float)c->f[1];
         bool usual = a.n_freq <= 64 && a.D == 2 * a.n_freq;
         auto kernel = usual ? forward_kernel<T, 2, 0> : forward_kernel<T, 8, 16>;
-        kernel<<<(unsigned)c->n[0], ROW_THREADS, 0, x->stream>>>(a);
-        return cudaGetLastError();
+        return issue(x, kernel, (unsigned)c->n[0], ROW_THREADS, 0, a);
     });
 }
 
@@ -229,7 +228,6 @@ cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
         cudaError_t st = columns(x, v_norm_rope<T>{a}, c->p[7], c->n[0] * a.H, a.D);
         if (st != cudaSuccess)
             return st;
-        kernel<<<(unsigned)c->n[0], ROW_THREADS, 0, x->stream>>>(a);
-        return cudaGetLastError();
+        return issue(x, kernel, (unsigned)c->n[0], ROW_THREADS, 0, a);
     });
 }

@@ -56,14 +56,13 @@ template <bool SQUARES> static cudaError_t sum(bsk_cuda *x, const bsk_call *c)
 {
     int64_t n = c->n[0], span = (int64_t)SUM_THREADS * VEC, blocks = (n + span - 1) / span;
     blocks = blocks < (int64_t)SUM_BLOCKS ? blocks : (int64_t)SUM_BLOCKS;
+    cudaError_t e = cudaSuccess;
     if (blocks > 0)
-        sum_kernel<SQUARES><<<(unsigned)blocks, SUM_THREADS, 0, x->stream>>>(
-            (const float *)c->p[0], x->partials, n, aligned16(c->p[0]));
-    cudaError_t e = cudaGetLastError();
+        e = issue(x, sum_kernel<SQUARES>, (unsigned)blocks, SUM_THREADS, 0, (const float *)c->p[0],
+                  x->partials, n, aligned16(c->p[0]));
     if (e != cudaSuccess)
         return e;
-    sum_parts_kernel<<<1, SUM_THREADS, 0, x->stream>>>(x->partials, (int)blocks, (double *)c->p[1]);
-    return cudaGetLastError();
+    return issue(x, sum_parts_kernel, 1, SUM_THREADS, 0, x->partials, (int)blocks, (double *)c->p[1]);
 }
 
 cudaError_t bsk_cuda_sum(bsk_cuda *x, const bsk_call *c)
@@ -121,9 +120,8 @@ cudaError_t bsk_cuda_adamw(bsk_cuda *x, const bsk_call *c)
         return cudaErrorInvalidConfiguration;
     return by_type(x, c->out, [&](auto t) {
         using O = decltype(t);
-        adamw_kernel<O><<<(unsigned)blocks, MAP_THREADS, 0, x->stream>>>(
-            (float *)c->p[0], (const float *)c->p[1], (float *)c->p[2], (float *)c->p[3], (O *)c->p[4],
-            n, a, wide);
-        return cudaGetLastError();
+        return issue(x, adamw_kernel<O>, (unsigned)blocks, MAP_THREADS, 0, (float *)c->p[0],
+                     (const float *)c->p[1], (float *)c->p[2], (float *)c->p[3], (O *)c->p[4], n, a,
+                     wide);
     });
 }

@@ -109,8 +109,7 @@ cudaError_t bsk_cuda_rope(bsk_cuda *x, const bsk_call *c)
     bool wide = n[3] % VEC == 0 && rows_wide(n[2], c->p[0], c->p[3]);
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        rope_kernel<T>
-            <<<(unsigned)n[0], ROW_THREADS, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[3], a, wide);
-        return cudaGetLastError();
+        return issue(x, rope_kernel<T>, (unsigned)n[0], ROW_THREADS, 0, (const T *)c->p[0],
+                     (T *)c->p[3], a, wide);
     });
 }

@@ -31,9 +31,8 @@ cudaError_t bsk_cuda_bias(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        bias_kernel<T><<<s.grid, s.block, 0, x->stream>>>((T *)c->p[0], (const T *)c->p[1], c->n[0], C,
-                                                          rows_wide(C, c->p[0], c->p[1]));
-        return cudaGetLastError();
+        return issue(x, bias_kernel<T>, s.grid, s.block, 0, (T *)c->p[0], (const T *)c->p[1], c->n[0],
+                     C, rows_wide(C, c->p[0], c->p[1]));
     });
 }
 
@@ -79,9 +78,8 @@ cudaError_t bsk_cuda_softmax(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        softmax_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0],
-                                                             C, rows_wide(C, c->p[0], c->p[1]));
-        return cudaGetLastError();
+        return issue(x, softmax_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
+                     c->n[0], C, rows_wide(C, c->p[0], c->p[1]));
     });
 }
 
@@ -127,10 +125,9 @@ cudaError_t bsk_cuda_softmax_bwd(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        softmax_bwd_kernel<T>
-            <<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (const T *)c->p[1], (T *)c->p[2],
-                                                c->n[0], C, rows_wide(C, c->p[0], c->p[1], c->p[2]));
-        return cudaGetLastError();
+        return issue(x, softmax_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
+                     (const T *)c->p[1], (T *)c->p[2], c->n[0], C,
+                     rows_wide(C, c->p[0], c->p[1], c->p[2]));
     });
 }
 
@@ -156,9 +153,8 @@ cudaError_t bsk_cuda_columns(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         bool wide = C % VEC == 0 && first % VEC == 0 && rows_wide(n, c->p[0], c->p[1]);
-        columns_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1], c->n[0],
-                                                             C, first, n, wide);
-        return cudaGetLastError();
+        return issue(x, columns_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
+                     c->n[0], C, first, n, wide);
     });
 }
 
@@ -179,9 +175,8 @@ cudaError_t bsk_cuda_columns_bwd(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        columns_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0], (T *)c->p[1],
-                                                                 c->n[0], c->n[1], c->n[2], c->n[3]);
-        return cudaGetLastError();
+        return issue(x, columns_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
+                     c->n[0], c->n[1], c->n[2], c->n[3]);
     });
 }
 
@@ -212,10 +207,9 @@ cudaError_t bsk_cuda_row_scale(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        row_scale_kernel<T, T><<<s.grid, s.block, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (T *)c->p[2], c->n[0], C, c->n[2], c->n[3],
-            rows_wide(C, c->p[0], c->p[2]));
-        return cudaGetLastError();
+        return issue(x, row_scale_kernel<T, T>, s.grid, s.block, 0, (const T *)c->p[0],
+                     (const T *)c->p[1], (T *)c->p[2], c->n[0], C, c->n[2], c->n[3],
+                     rows_wide(C, c->p[0], c->p[2]));
     });
 }
 
@@ -225,10 +219,8 @@ cudaError_t bsk_cuda_row_mul(bsk_cuda *x, const bsk_call *c)
     row_shape s = rows_of(c->n[0], C);
     if (s.grid == 0)
         return s.status;
-    row_scale_kernel<float, float>
-        <<<s.grid, s.block, 0, x->stream>>>((const float *)c->p[0], (const float *)c->p[1],
-                                            (float *)c->p[0], c->n[0], C, 1, 0, rows_wide(C, c->p[0]));
-    return cudaGetLastError();
+    return issue(x, row_scale_kernel<float, float>, s.grid, s.block, 0, (const float *)c->p[0],
+                 (const float *)c->p[1], (float *)c->p[0], c->n[0], C, 1, 0, rows_wide(C, c->p[0]));
 }
 
 /* dx = g * dy, dg = sum(x * dy) in its column and zero in the others; dx may be dy or x */
@@ -260,10 +252,9 @@ cudaError_t bsk_cuda_row_scale_bwd(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        row_scale_bwd_kernel<T><<<s.grid, s.block, 0, x->stream>>>(
-            (const T *)c->p[0], (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4],
-            c->n[0], C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
-        return cudaGetLastError();
+        return issue(x, row_scale_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
+                     (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4], c->n[0], C,
+                     c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
     });
 }
 
@@ -289,10 +280,9 @@ cudaError_t bsk_cuda_gather_rows(bsk_cuda *x, const bsk_call *c)
         return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        gather_kernel<T><<<s.grid, s.block, 0, x->stream>>>((const T *)c->p[0],
-                                                            (const int32_t *)c->p[1], (T *)c->p[2],
-                                                            c->n[0], C, rows_wide(C, c->p[0], c->p[2]));
-        return cudaGetLastError();
+        return issue(x, gather_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
+                     (const int32_t *)c->p[1], (T *)c->p[2], c->n[0], C,
+                     rows_wide(C, c->p[0], c->p[2]));
     });
 }
 
@@ -371,9 +361,8 @@ cudaError_t bsk_cuda_scatter_rows(bsk_cuda *x, const bsk_call *c)
         return cudaErrorInvalidConfiguration;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        scatter_kernel<T><<<(unsigned)n, ROW_THREADS, 0, x->stream>>>(
-            (const T *)c->p[0], (const int32_t *)c->p[1], (T *)c->p[2], n, C, (float)c->f[0],
-            rows_wide(C, c->p[0], c->p[2]));
-        return cudaGetLastError();
+        return issue(x, scatter_kernel<T>, (unsigned)n, ROW_THREADS, 0, (const T *)c->p[0],
+                     (const int32_t *)c->p[1], (T *)c->p[2], n, C, (float)c->f[0],
+                     rows_wide(C, c->p[0], c->p[2]));
     });
 }

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** attention_prepare.cu: what every backward of attention needs per query: delta = rowsum(dO O), and the
+** first key that the query sees.
+*/
+#include "attention.cuh"
+
+template <class T>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    prepare_kernel(attention_args a, float *delta, int32_t *first, bool wide)
+{
+    int64_t row = my_row(), rows = (int64_t)a.T * a.H, limit = row < rows ? a.D : 0;
+    const T *o = (const T *)a.o_in + row * a.D, *grad_o = (const T *)a.grad_o + row * a.D;
+    float sum = 0.0f;
+    FOR_COLUMNS(c, limit)
+    {
+        float u[VEC], v[VEC];
+        load_some(u, o + c, limit - c, wide);
+        load_some(v, grad_o + c, limit - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            sum += u[i] * v[i];
+    }
+    sum = group_reduce(sum, op_add());
+    if (threadIdx.x != 0 || !limit)
+        return;
+    delta[row] = sum;
+    if (row % a.H == 0)
+        first[row / a.H] = first_key(a, (int)(row / a.H));
+}
+
+cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype)
+{
+    row_shape s = rows_of((int64_t)a->T * a->H, a->D);
+    if (s.grid == 0)
+        return s.status;
+    return by_type(x, dtype, [&](auto t) {
+        return issue(x, prepare_kernel<decltype(t)>, s.grid, s.block, 0, *a,
+                     const_cast<float *>(a->delta), const_cast<int32_t *>(a->first),
+                     rows_wide(a->D, a->o_in, a->grad_o));
+    });
+}
