@@ -3,8 +3,6 @@
 ** cuda_on_cpu.cpp: the threads of a block as contexts of one thread of the CPU. See cuda_on_cpu.h. A context is
 ** begun by ucontext and then left and entered by _setjmp and _longjmp, which ask the system nothing.
 */
-#undef _FORTIFY_SOURCE /* it takes a jump to another stack for a mistake */
-
 #include "cuda_on_cpu.h"
 
 #include "cuda/kernels.h"
