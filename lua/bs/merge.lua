@@ -20,6 +20,7 @@ local function base_name(path) return path:match("[^/]+$") end
 -- The output folder, made if absent. One with files is refused unless they may be replaced.
 local function prepare(m, out, overwrite)
   bs.check_folder(out)
+  bs.mkdir(out)
   if bs.same_file(m.checkpoint.dir, out) then
     bs.fail(2, "out=%s is the model's own folder; the base must stay as it is", out)
   end

@@ -85,16 +85,19 @@ static int l_list_folder(lua_State *L)
     return 1;
 }
 
-/* check_folder(path): it can be written, or made: said before hours of work and not after. */
+/* check_folder(path): it can be written, or made: said before hours of work and not after. One that was not
+   there is not left behind. */
 static int l_check_folder(lua_State *L)
 {
     const char *path = luaL_checkstring(L, 1);
+    bool there = access(path, F_OK) == 0;
     lua_pushcfunction(L, l_mkdir);
     lua_pushvalue(L, 1);
     lua_call(L, 1, 0);
-    if (access(path, W_OK | X_OK) != 0)
-        return fail_path(L, "bs.check_folder", path, errno);
-    return 0;
+    int no = access(path, W_OK | X_OK) == 0 ? 0 : errno;
+    if (!there)
+        rmdir(path);
+    return no ? fail_path(L, "bs.check_folder", path, no) : 0;
 }
 
 /* memory_available() -> bytes that new allocations may take without swapping. */
@@ -122,14 +125,13 @@ static int l_pid(lua_State *L)
 
 void bsl_open_system(lua_State *L)
 {
-    static const luaL_Reg functions[] = {
-        {"mkdir", l_mkdir},
-        {"check_folder", l_check_folder},
-        {"is_file", l_is_file},
-        {"list_folder", l_list_folder},
-        {"memory_available", l_memory_available},
-        {"pid", l_pid},
-        {"same_file", l_same_file},
-        {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
+                                         {"check_folder", l_check_folder},
+                                         {"is_file", l_is_file},
+                                         {"list_folder", l_list_folder},
+                                         {"memory_available", l_memory_available},
+                                         {"pid", l_pid},
+                                         {"same_file", l_same_file},
+                                         {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
 }

@@ -79,6 +79,17 @@ describe("settings of a recipe", function()
   end)
 end)
 
+describe("a folder that is checked", function()
+  it("is there afterwards if it was before, and not else", function()
+    local dir = broken.root .. "/checked"
+    bs.check_folder(dir)
+    assert.is_nil((bs.list_folder(dir)))
+    bs.mkdir(dir)
+    bs.check_folder(dir)
+    assert.same({}, bs.list_folder(dir))
+  end)
+end)
+
 describe("an adapter", function()
   after_each(broken.check_usable)
   local good = broken.root .. "/adapter"
