@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, from a build folder or a dist folder: the device contract and the kernels on
-# "cuda" and "check:cuda", a lost GPU, jobs (gpu_stream.sh), parity (gpu_parity.sh), then times. A compact report; the whole output goes to OUT (default: a folder
-# gpu_report here). Exit status: the number of programs that failed.
+# "cuda" and "check:cuda", a lost GPU, jobs (gpu_stream.sh), parity (gpu_parity.sh), then times. A compact report;
+# the whole output goes to OUT (default: a folder gpu_report here). Exit status: the number of programs that failed.
 #   tests/run_gpu.sh [folder with the programs]      BENCH=0: no times; SANITIZE=1: compute-sanitizer, too
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

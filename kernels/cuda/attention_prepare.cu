@@ -31,12 +31,9 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 
 cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype)
 {
-    row_shape s = rows_of((int64_t)a->T * a->H, a->D);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, dtype, [&](auto t) {
-        return issue(x, prepare_kernel<decltype(t)>, s.grid, s.block, 0, *a,
-                     const_cast<float *>(a->delta), const_cast<int32_t *>(a->first),
-                     rows_wide(a->D, a->o_in, a->grad_o));
+        return issue_rows(x, prepare_kernel<decltype(t)>, (int64_t)a->T * a->H, a->D, *a,
+                          const_cast<float *>(a->delta), const_cast<int32_t *>(a->first),
+                          rows_wide(a->D, a->o_in, a->grad_o));
     });
 }

@@ -217,6 +217,14 @@ static inline row_shape rows_of(int64_t T, int64_t C)
     return s;
 }
 
+/* A kernel in which T rows of C elements have a group of threads each; nothing when there are none. */
+template <class... P, class... A>
+static cudaError_t issue_rows(bsk_cuda *x, void (*kernel)(P...), int64_t T, int64_t C, A... a)
+{
+    row_shape s = rows_of(T, C);
+    return s.grid ? issue(x, kernel, s.grid, s.block, 0, a...) : s.status;
+}
+
 /* The row of this thread. Threads without one take part in every group_reduce. */
 static __device__ inline int64_t my_row()
 {

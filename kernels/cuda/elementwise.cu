@@ -234,13 +234,10 @@ cudaError_t bsk_cuda_dropout(bsk_cuda *x, const bsk_call *c)
         (const int32_t *)c->p[1], (const int32_t *)c->p[2], c->n[0],           c->n[1],
         (uint32_t)c->n[2],        (uint32_t)c->n[3],        (uint32_t)c->n[4], probability,
         1.0f - probability};
-    row_shape s = rows_of(a.T, a.C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, dropout_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[3], a,
-                     rows_wide(a.C, c->p[0], c->p[3]));
+        return issue_rows(x, dropout_kernel<T>, a.T, a.C, (const T *)c->p[0], (T *)c->p[3], a,
+                          rows_wide(a.C, c->p[0], c->p[3]));
     });
 }
 

@@ -54,14 +54,11 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 cudaError_t bsk_cuda_layernorm(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, layernorm_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (const T *)c->p[1],
-                     (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4], c->n[0], C, (float)c->f[0],
-                     rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
+        return issue_rows(x, layernorm_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+                          (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4], c->n[0], C,
+                          (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
     });
 }
 
@@ -119,9 +116,6 @@ template <class T> struct v_layernorm { /* dy * n */
 cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
 {
     int64_t rows = c->n[0], C = c->n[1];
-    row_shape s = rows_of(rows, C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
@@ -132,8 +126,8 @@ cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
             e = columns(x, v_plain<T>{dy, C}, c->p[6], rows, C);
         if (e != cudaSuccess)
             return e;
-        return issue(x, layernorm_dx_kernel<T>, s.grid, s.block, 0, in, (const T *)c->p[1], stats, dy,
-                     (T *)c->p[4], rows, C, c->n[2] != 0,
-                     rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
+        return issue_rows(x, layernorm_dx_kernel<T>, rows, C, in, (const T *)c->p[1], stats, dy,
+                          (T *)c->p[4], rows, C, c->n[2] != 0,
+                          rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
     });
 }

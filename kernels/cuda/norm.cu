@@ -39,14 +39,11 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 cudaError_t bsk_cuda_rmsnorm(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, rmsnorm_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (const T *)c->p[1],
-                     (T *)c->p[2], (float *)c->p[3], c->n[0], C, c->n[2] ? 1.0f : 0.0f, (float)c->f[0],
-                     rows_wide(C, c->p[0], c->p[1], c->p[2]));
+        return issue_rows(x, rmsnorm_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+                          (T *)c->p[2], (float *)c->p[3], c->n[0], C, c->n[2] ? 1.0f : 0.0f,
+                          (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2]));
     });
 }
 
@@ -108,9 +105,6 @@ cudaError_t bsk_cuda_colsum(bsk_cuda *x, const bsk_call *c)
 cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
 {
     int64_t rows = c->n[0], C = c->n[1];
-    row_shape s = rows_of(rows, C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
@@ -119,8 +113,8 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         cudaError_t e = columns(x, v_norm<T>{in, dy, rstd, C}, c->p[5], rows, C);
         if (e != cudaSuccess)
             return e;
-        return issue(x, rmsnorm_dx_kernel<T>, s.grid, s.block, 0, in, (const T *)c->p[1], rstd, dy,
-                     (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0,
-                     rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
+        return issue_rows(x, rmsnorm_dx_kernel<T>, rows, C, in, (const T *)c->p[1], rstd, dy,
+                          (T *)c->p[4], rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0,
+                          rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
     });
 }

@@ -26,13 +26,10 @@ ROW_KERNEL(T) bias_kernel(T *y, const T *b, int64_t rows, int64_t C, bool wide)
 cudaError_t bsk_cuda_bias(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, bias_kernel<T>, s.grid, s.block, 0, (T *)c->p[0], (const T *)c->p[1], c->n[0],
-                     C, rows_wide(C, c->p[0], c->p[1]));
+        return issue_rows(x, bias_kernel<T>, c->n[0], C, (T *)c->p[0], (const T *)c->p[1], c->n[0], C,
+                          rows_wide(C, c->p[0], c->p[1]));
     });
 }
 
@@ -73,13 +70,10 @@ ROW_KERNEL(T) softmax_kernel(const T *x, T *y, int64_t rows, int64_t C, bool wid
 cudaError_t bsk_cuda_softmax(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, softmax_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
-                     c->n[0], C, rows_wide(C, c->p[0], c->p[1]));
+        return issue_rows(x, softmax_kernel<T>, c->n[0], C, (const T *)c->p[0], (T *)c->p[1], c->n[0],
+                          C, rows_wide(C, c->p[0], c->p[1]));
     });
 }
 
@@ -120,14 +114,10 @@ ROW_KERNEL(T) softmax_bwd_kernel(const T *y, const T *dy, T *dx, int64_t rows, i
 cudaError_t bsk_cuda_softmax_bwd(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, softmax_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
-                     (const T *)c->p[1], (T *)c->p[2], c->n[0], C,
-                     rows_wide(C, c->p[0], c->p[1], c->p[2]));
+        return issue_rows(x, softmax_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+                          (T *)c->p[2], c->n[0], C, rows_wide(C, c->p[0], c->p[1], c->p[2]));
     });
 }
 
@@ -147,14 +137,11 @@ columns_kernel(const T *x, T *y, int64_t rows, int64_t C, int64_t first, int64_t
 cudaError_t bsk_cuda_columns(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1], first = c->n[2], n = c->n[3];
-    row_shape s = rows_of(c->n[0], n);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         bool wide = C % VEC == 0 && first % VEC == 0 && rows_wide(n, c->p[0], c->p[1]);
-        return issue(x, columns_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
-                     c->n[0], C, first, n, wide);
+        return issue_rows(x, columns_kernel<T>, c->n[0], n, (const T *)c->p[0], (T *)c->p[1], c->n[0],
+                          C, first, n, wide);
     });
 }
 
@@ -170,13 +157,10 @@ ROW_KERNEL(T) columns_bwd_kernel(const T *dy, T *dx, int64_t rows, int64_t C, in
 
 cudaError_t bsk_cuda_columns_bwd(bsk_cuda *x, const bsk_call *c)
 {
-    row_shape s = rows_of(c->n[0], c->n[1]);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, columns_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0], (T *)c->p[1],
-                     c->n[0], c->n[1], c->n[2], c->n[3]);
+        return issue_rows(x, columns_bwd_kernel<T>, c->n[0], c->n[1], (const T *)c->p[0], (T *)c->p[1],
+                          c->n[0], c->n[1], c->n[2], c->n[3]);
     });
 }
 
@@ -202,25 +186,19 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 cudaError_t bsk_cuda_row_scale(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, row_scale_kernel<T, T>, s.grid, s.block, 0, (const T *)c->p[0],
-                     (const T *)c->p[1], (T *)c->p[2], c->n[0], C, c->n[2], c->n[3],
-                     rows_wide(C, c->p[0], c->p[2]));
+        return issue_rows(x, row_scale_kernel<T, T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+                          (T *)c->p[2], c->n[0], C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2]));
     });
 }
 
 cudaError_t bsk_cuda_row_mul(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
-    return issue(x, row_scale_kernel<float, float>, s.grid, s.block, 0, (const float *)c->p[0],
-                 (const float *)c->p[1], (float *)c->p[0], c->n[0], C, 1, 0, rows_wide(C, c->p[0]));
+    return issue_rows(x, row_scale_kernel<float, float>, c->n[0], C, (const float *)c->p[0],
+                      (const float *)c->p[1], (float *)c->p[0], c->n[0], C, 1, 0,
+                      rows_wide(C, c->p[0]));
 }
 
 /* dx = g * dy, dg = sum(x * dy) in its column and zero in the others; dx may be dy or x */
@@ -247,14 +225,11 @@ row_scale_bwd_kernel(const T *x, const T *g, const T *dy, T *dx, T *dg, int64_t 
 cudaError_t bsk_cuda_row_scale_bwd(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, row_scale_bwd_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
-                     (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4], c->n[0], C,
-                     c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
+        return issue_rows(x, row_scale_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0],
+                          (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4], c->n[0],
+                          C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
     });
 }
 
@@ -275,14 +250,10 @@ ROW_KERNEL(T) gather_kernel(const T *x, const int32_t *index, T *y, int64_t n, i
 cudaError_t bsk_cuda_gather_rows(bsk_cuda *x, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    row_shape s = rows_of(c->n[0], C);
-    if (s.grid == 0)
-        return s.status;
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, gather_kernel<T>, s.grid, s.block, 0, (const T *)c->p[0],
-                     (const int32_t *)c->p[1], (T *)c->p[2], c->n[0], C,
-                     rows_wide(C, c->p[0], c->p[2]));
+        return issue_rows(x, gather_kernel<T>, c->n[0], C, (const T *)c->p[0], (const int32_t *)c->p[1],
+                          (T *)c->p[2], c->n[0], C, rows_wide(C, c->p[0], c->p[2]));
     });
 }
 

@@ -335,8 +335,8 @@ static void account(device *d, object *o, bsi_memkind wanted)
     o->unpinned = wanted == BSI_MEM_PINNED && m->kind == BSI_MEM_HOST;
     if (o->unpinned && !d->told)
         bsi_log("device '%s': %zu bytes of %s memory cannot be page-locked: %s; results stay the same, but "
-                "copies of what is refused keep the host waiting and are several times slower (9 times where "
-                "it was measured); see 'ulimit -l' and the memory limit of the container, or lower ram=",
+                "copies of what is refused keep the host waiting and are several times slower; see 'ulimit "
+                "-l' and the memory limit of the container, or lower ram=",
                 d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
     d->told = d->told || o->unpinned;
     d->unpinned += o->unpinned ? m->bytes : 0;

@@ -139,7 +139,8 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
     BSI_TRY(bsi_scope_get(e, "keep", &s));
     if (!s->tape || s->walked)
         return bsi_fail(BS_STATE, "keep: scope '%s' %s", s->label->text,
-                        s->tape ? "has run its backward pass" : "records no tape");
+                        s->tape ? "has run its backward pass; close it"
+                                : "records no tape; open it with one");
     for (int i = 0; i < n; i++) {
         BSI_TRY(bsi_tensor_here(t[i], "keep"));
         if (t[i]->space != s)

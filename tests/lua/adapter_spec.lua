@@ -24,13 +24,7 @@ local function train(j, steps)
   return losses
 end
 
-local function digest(j)
-  local names, values, hash = {}, j:parameters(), 0
-  for name in pairs(values) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
-  return hash
-end
+local function digest(j) return tiny.digest(j:parameters()) end
 
 local function read(path)
   local f <close> = assert(io.open(path, "rb"))

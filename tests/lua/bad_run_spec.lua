@@ -8,14 +8,7 @@ local broken = require "broken"
 local job = require "bs.job"
 local qwen3 = require "bs.family.qwen3"
 local target = require "target"
-
-local function digest(values)
-  local names, hash = {}, 0
-  for name in pairs(values) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
-  return hash
-end
+local tiny = require "tiny"
 
 -- qwen3 whose layer function is fn.
 local function family(fn)
@@ -64,10 +57,10 @@ describe("values that are not finite", function()
     local huge = bs.array.new("f32", value:dims())
     for i = 1, huge:count() do huge:set(i, 3e38) end
     j.params:set(b, huge)
-    local before = digest(j:parameters())
+    local before = tiny.digest(j:parameters())
     broken.fails(5, { "is not finite, though the weights are", "output of layer 0", "lower lr=" }, j.step, j,
       { broken.micro() }, { next = true })
-    assert.equal(before, digest(j:parameters()))
+    assert.equal(before, tiny.digest(j:parameters()))
     assert.equal(0, j.steps_done)
     j.params:set(b, value)
     assert.equal(want, j:step({ broken.micro() }, {}).loss)
@@ -106,7 +99,7 @@ describe("a file that changes under the run", function()
     })
     local want = j:step({ broken.micro() }, { apply = false }).loss
     armed = true
-    return j, want, digest(j:parameters())
+    return j, want, tiny.digest(j:parameters())
   end
 
   it("by getting shorter fails the step with block, file and offset", function()
@@ -114,7 +107,7 @@ describe("a file that changes under the run", function()
       local j <close>, _, before = during(io, function(path) broken.write(path, good:sub(1, 40000)) end)
       broken.fails(1, { "block 'layers.", "case/model.safetensors' at ", "expected ", "got ", "has 40000 now" },
         j.step, j, { broken.micro() })
-      assert.equal(before, digest(j:parameters()))
+      assert.equal(before, tiny.digest(j:parameters()))
       broken.fails(1, { "case/model.safetensors' had", "has 40000 now" }, j.step, j, { broken.micro() })
     end
   end)
@@ -187,11 +180,11 @@ describe("a stage", function()
       })
       count = -100
       local want = j:step({ broken.micro() }, { apply = false }).loss
-      local before = digest(j:parameters())
+      local before = tiny.digest(j:parameters())
       count = 0
       broken.fails(1, { ("layer %d: the recompute"):format(10 - visit), "pure function" }, j.step, j,
         { broken.micro() }, { next = true })
-      assert.equal(before, digest(j:parameters()))
+      assert.equal(before, tiny.digest(j:parameters()))
       count = -100
       for _ = 1, 2 do assert.equal(want, j:step({ broken.micro() }, { apply = false }).loss) end
     end

@@ -7,20 +7,13 @@ local broken = require "broken"
 local job = require "bs.job"
 local run = require "bs.run"
 local target = require "target"
-
-local function digest(values)
-  local names, hash = {}, 0
-  for name in pairs(values) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
-  return hash
-end
+local tiny = require "tiny"
 
 -- Losses of three steps and the adapter after them.
 local function steps(j)
   local losses = {}
   for s = 1, 3 do losses[s] = j:step({ broken.micro(s) }, { lr = 1e-2, next = s < 3 }).loss end
-  return losses, digest(j:parameters())
+  return losses, tiny.digest(j:parameters())
 end
 
 local losses, adapter

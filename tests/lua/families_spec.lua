@@ -77,14 +77,6 @@ local function open(dir, settings)
   return job.new(s)
 end
 
-local function digest(values)
-  local names, hash = {}, 0
-  for name in pairs(values) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
-  return hash
-end
-
 -- The checkpoint moved by h along a direction over the tensors of so many dims.
 local function moved(dir, along, h)
   local to = tiny.folder "family-moved"
@@ -145,7 +137,7 @@ describe("a small model of", function()
           assert.is_true(#j.model.tiles > 1)
           j:step(micros(), { apply = false })
           want = want or j:gradients()
-          assert.equal(digest(want), digest(j:gradients()), home)
+          assert.equal(tiny.digest(want), tiny.digest(j:gradients()), home)
         end
         for ndim = 1, 2 do
           local along, slope = direction(dir, want, ndim)
@@ -168,8 +160,8 @@ describe("a small model of", function()
           for name in pairs(values) do
             assert.equal(fam.peft_prefix .. fam.prefix(0):match("^.*layers%."), name:match("^.*layers%."))
           end
-          want = want or digest(values)
-          assert.equal(want, digest(values))
+          want = want or tiny.digest(values)
+          assert.equal(want, tiny.digest(values))
         end
       end)
     end)

@@ -13,14 +13,6 @@ local SEEDS <const>, MOST_US <const> = 50, 40
 local dir = tiny.folder("jitter-" .. target.dtype)
 tiny.checkpoint(dir, qwen3, tiny.qwen3_config { vocab_size = 200, num_hidden_layers = 3 }, "bf16")
 
-local function digest(values)
-  local names, hash = {}, 0
-  for name in pairs(values) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
-  return hash
-end
-
 -- Losses, a hash of all gradients, a hash of the adapters; what a check device found.
 local function train(settings)
   settings.model, settings.micro_tokens, settings.micros = dir, 24, 2
@@ -30,11 +22,11 @@ local function train(settings)
   for s = 1, 3 do
     local micros = { tiny.micro(s, 200, { 9, 11 }, 2), tiny.micro(s + 50, 200, { 20 }) }
     losses[s] = j:step(micros, { lr = 1e-2, next = s < 3 }).loss
-    grads = bs.hash(string.pack("<i8", digest(j:gradients())), grads)
+    grads = bs.hash(string.pack("<i8", tiny.digest(j:gradients())), grads)
   end
   local violations, text = j.device:violations()
   assert(violations == 0, text)
-  return { losses = losses, grads = grads, adapters = digest(j:parameters()) }
+  return { losses = losses, grads = grads, adapters = tiny.digest(j:parameters()) }
 end
 
 describe("under random delays", function()

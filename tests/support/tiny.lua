@@ -135,6 +135,15 @@ function tiny.tokenizer(dir, o)
     bs.json.encode { bos_token = o.bos, eos_token = o.eos, chat_template = o.template })
 end
 
+--- One hash of all values of a table name -> array, by name.
+function tiny.digest(values)
+  local names, hash = {}, 0
+  for name in pairs(values) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do hash = bs.hash(values[name]:bytes(), hash) end
+  return hash
+end
+
 --- A fresh folder under build/ for files of a test.
 function tiny.folder(name)
   local dir = (os.getenv("BS_TEST_TMP") or "build/test-tmp") .. "/" .. name
