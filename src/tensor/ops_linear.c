@@ -162,7 +162,8 @@ bs_status bsi_linear_forward(bsi_space *s, const bsi_node *node)
 {
     const bs_linear *l = node->ref;
     const bsi_value *t = l->rank && l->grad_b.mem ? node->saved[0] : NULL;
-    return run_forward(s, l, node->n, node->in[0]->at, t, node->out->at);
+    return bsi_wrap(run_forward(s, l, node->n, node->in[0]->at, t, node->out->at), "linear '%s'",
+                    l->name);
 }
 
 static bool trains(const bs_linear *l)

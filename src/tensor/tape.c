@@ -103,16 +103,18 @@ void bsi_node_save(bsi_node *node, bsi_value *v)
 
 bs_status bsi_value_ready(bsi_space *s, bsi_value *v)
 {
-    bsi_node *node = v->late;
+    const bsi_node *node = v->late;
     if (!node)
         return BS_OK;
-    v->late = NULL;
     for (int i = 0; i < BSI_MAX_IN && node->in[i]; i++)
         BSI_TRY(bsi_value_ready(s, node->in[i]));
-    BSI_TRY(bsi_value_take(s, v));
+    if (!v->at.mem) /* not taken by a run that failed */
+        BSI_TRY(bsi_value_take(s, v));
     bs_status st =
         node->op == BSI_OP_LINEAR ? bsi_linear_forward(s, node) : bsi_binary_forward(s, node);
-    return bsi_wrap(st, "%s", names[node->op]);
+    if (st == BS_OK)
+        v->late = NULL;
+    return st;
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
