@@ -10,7 +10,8 @@
 #include <stdlib.h>
 
 /* cuda and check:cuda are added where there is a GPU. */
-static const char *executing[4] = {"cpu", "check:cpu"}, *all[6] = {"cpu", "check:cpu", "meta", "check:meta"};
+static const char *executing[4] = {"cpu", "check:cpu"},
+                  *all[6] = {"cpu", "check:cpu", "meta", "check:meta"};
 static size_t n_executing = 2, n_all = 4;
 
 static bs_dev *dev_new(const char *spec, uint64_t seed)
@@ -527,6 +528,56 @@ static void test_ranges(void **state)
     }
 }
 
+static uint64_t calls_of(const bs_profile_row *row, int n, const char *label)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(row[i].label, label) == 0) {
+            assert_string_equal(row[i].op, "scale");
+            assert_true(row[i].seconds > 0.0 && row[i].seconds < 60.0);
+            assert_true(i == 0 || row[i].seconds <= row[i - 1].seconds);
+            return row[i].calls;
+        }
+    return 0;
+}
+
+/* Launches are timed while that is asked for, by kernel and label; asking again forgets. */
+static void test_profile(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_all; i++) {
+        const bs_profile_row *row;
+        int n = 0;
+        bs_dev *d = dev_new(all[i], 0);
+        bool executes = strstr(all[i], "meta") == NULL;
+        bsi_queue *q = queue_new(d, "compute");
+        bsi_mem *x = mem_new(d, BSI_MEM_DEVICE, 4096);
+        OK(bsi_fill(q, at(x, 0), 0, 4096));
+        bsi_kcall call = {.op = BSK_SCALE, .n_args = 2, .n = {1024}, .f = {2.0}, .label = "untimed"};
+        call.arg[0] = (bsi_arg){at(x, 0), 4096, BSI_READ};
+        call.arg[1] = (bsi_arg){at(x, 0), 4096, BSI_WRITE};
+        OK(bsi_launch(q, &call));
+        for (int round = 0; round < 2; round++) {
+            OK(bs_dev_profile(d, true));
+            for (int k = 0; k < 5; k++) {
+                call.label = k < 3 ? "one" : "two";
+                OK(bsi_launch(q, &call));
+            }
+            OK(bs_dev_profile_read(d, &row, &n));
+            assert_int_equal(n, executes ? 2 : 0);
+            assert_int_equal(calls_of(row, n, "one"), executes ? 3 : 0);
+            assert_int_equal(calls_of(row, n, "two"), executes ? 2 : 0);
+        }
+        OK(bs_dev_profile(d, false));
+        OK(bsi_launch(q, &call));
+        OK(bs_dev_profile_read(d, &row, &n));
+        assert_int_equal(calls_of(row, n, "two"), executes ? 2 : 0);
+        no_violations(d);
+        bsi_mem_free(x);
+        bsi_queue_close(q);
+        bs_dev_close(d);
+    }
+}
+
 /* A kernel that runs over the end of its memory. Every call then repeats the one error, everything
    closes, no byte is left accounted, and a device that is opened after it says that the process has lost
    the GPU. */
@@ -591,6 +642,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_c7_close_drains),
         cmocka_unit_test(test_c8_owner),
         cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_profile),
     };
     if (argc > 1 && strcmp(argv[1], "--lose") == 0)
         return lose();
