@@ -35,6 +35,18 @@ describe("bench/stream.lua", function()
     end
   end)
 
+  it("says where the time of a step goes", function()
+    local code, log = bench "shape=tiny vocab=256 tokens=8 home=ram steps=1 keep=1 profile=true"
+    assert.equal(0, code, log)
+    assert.is_truthy(log:find("timed step .* GEMM .* attention .* elementwise .* waiting"), log)
+    local p = bs.json.decode(slurp(tmp .. "/out.json")).cases[1].profile
+    local sum, calls = 0, {}
+    for _, share in pairs(p.shares) do sum = sum + share end
+    for _, row in ipairs(p.rows) do calls[row.label] = row.calls end
+    assert.is_true(sum >= p.step * 0.999, log)
+    assert.is_true(calls.linear > 0 and calls.attention > 0 and calls["attention backward"] > 0, log)
+  end)
+
   it("runs with the head", function()
     local code, log = bench "shape=tiny vocab=256 tokens=8 home=ram steps=1 head=true resident=false"
     assert.equal(0, code, log)
