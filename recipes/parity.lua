@@ -141,7 +141,7 @@ local function compare_loss(name, ours)
   local theirs = ref:read(name)
   compare(name, scalar(ours), theirs, bound.loss)
   if (bound.own_loss or 0) > 0 then -- decides nothing
-    report(name .. " over the reference's own", math.abs(ours - theirs:get(1)) / bound.own_loss, nil, true, scalar(ours))
+    report(name .. " over the reference's", math.abs(ours - theirs:get(1)) / bound.own_loss, nil, true, scalar(ours))
   end
 end
 
