@@ -98,8 +98,9 @@ static void forward_unit(const bsk_attention_dims *d, float *s, const struct que
     int64_t D = d->D, ldq = d->H * D, ldk = d->K * D, q0 = u->q0, qn = u->qn;
     float m[QUERIES], factor[QUERIES];
     double sum[QUERIES] = {0};
+    float sink = d->sinks ? d->sinks[u->h] : -INFINITY;
     for (int r = 0; r < QUERIES; r++)
-        m[r] = -INFINITY;
+        m[r] = sink; /* so that no exponential overflows; its own share is added at the end */
     int64_t first = d->window > 0 ? BSI_MAX(u->start, q0 - d->window + 1) : u->start;
     for (int64_t kb = first; kb < q0 + qn; kb += KEYS) {
         int64_t ke = BSI_MIN(kb + KEYS, q0 + qn), n = ke - kb;
@@ -111,8 +112,7 @@ static void forward_unit(const bsk_attention_dims *d, float *s, const struct que
                      u->o, ldq);
     }
     for (int64_t r = 0; r < qn; r++) {
-        if (d->sinks)
-            sum[r] += exp((double)d->sinks[u->h] - (double)m[r]);
+        sum[r] += exp((double)sink - (double)m[r]);
         factor[r] = (float)(1.0 / sum[r]);
         if (u->lse)
             u->lse[r * d->H] = (float)((double)m[r] + log(sum[r]));

@@ -99,6 +99,13 @@ static __device__ inline int last_query(const attention_args &a, int j)
     return high;
 }
 
+/* The sink of head h. A row's running maximum starts there, so that no power overflows; what the sink adds
+   to the row's sum is added when its maximum is known. */
+template <class T> static __device__ inline float sink_of(const attention_args &a, int h)
+{
+    return a.sinks ? to_f32(((const T *)a.sinks)[h]) : -INFINITY;
+}
+
 static __device__ inline float exp2_fast(float x)
 {
     float y;

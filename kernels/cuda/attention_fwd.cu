@@ -132,6 +132,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
     load_tile<COLUMNS, D>(sk, k, ldk, k0, end);
     cp_commit();
 
+    const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f,
+                sink = LOG2E * sink_of<bf16>(a, h);
     float o[STACK][D / 8][4] = {}, max[STACK][2], sum[STACK][2] = {};
     int first[STACK][2];
 #pragma unroll
@@ -140,9 +142,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
         for (int half = 0; half < 2; half++) {
             int i = row0 + warp_row + 16 * m + 8 * half + lane / 4;
             first[m][half] = i < end ? first_key(a, i) : INT32_MAX;
-            max[m][half] = -INFINITY;
+            max[m][half] = sink / power;
         }
-    const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f;
     for (; k0 < end; k0 += COLUMNS) {
         float s[STACK][NT][4];
         cp_wait<0>();
@@ -176,8 +177,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
             float total = sum[m][half];
             total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-            if (a.sinks)
-                total += exp2f(to_f32(((const bf16 *)a.sinks)[h]) * LOG2E - max[m][half] * power);
+            total += exp2f(sink - max[m][half] * power);
             inv[half] = 1.0f / total;
             int row = i + 8 * half + lane / 4;
             if (lane % 4 == 0 && row < end)

@@ -81,12 +81,12 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
     const T *k = (const T *)a.k + (int64_t)kv * D, *v = (const T *)a.v + (int64_t)kv * D;
     float *sq = memory, *sk = sq + TILE_ROWS * D, *sv = sk + TILE_COLUMNS * stride;
-    float acc[ROWS][CHANNELS] = {{0}}, m[ROWS], sum[ROWS] = {0};
+    float acc[ROWS][CHANNELS] = {{0}}, m[ROWS], sum[ROWS] = {0}, sink = sink_of<T>(a, h);
     int first[ROWS];
     for (int r = 0; r < ROWS; r++) {
         int i = row0 + warp_row + r;
         first[r] = i < end ? first_key(a, i) : INT32_MAX;
-        m[r] = -INFINITY;
+        m[r] = sink;
     }
     load_rows(sq, D, (const T *)a.q + (int64_t)h * D, ldq, row0, TILE_ROWS, end, D);
     for (int k0 = first_key(a, row0); k0 < end; k0 += TILE_COLUMNS) {
@@ -115,8 +115,7 @@ template <class T> static __global__ void __launch_bounds__(WARPS * 32) forward_
         int i = row0 + warp_row + r;
         if (i >= end)
             continue;
-        if (a.sinks)
-            sum[r] += expf(to_f32(((const T *)a.sinks)[h]) - m[r]);
+        sum[r] += expf(sink - m[r]);
         store_row((T *)a.o + i * ldq + (int64_t)h * D, acc[r], 1.0f / sum[r], D);
         if (lane == 0)
             a.lse[(int64_t)i * a.H + h] = m[r] + logf(sum[r]);

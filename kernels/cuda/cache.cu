@@ -73,13 +73,12 @@ static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(cache_args
     __syncthreads();
     if (warp > 0)
         return;
-    float max = -INFINITY, total = 0.0f;
+    float sink = a.sinks ? to_f32(a.sinks[h]) : -INFINITY, max = sink;
     for (int w = 0; w < WARPS; w++)
         max = fmaxf(max, ms[w]); /* of warp 0 at least it is finite: it has a key */
+    float total = expf(sink - max);
     for (int w = 0; w < WARPS; w++)
         total += sums[w] * expf(ms[w] - max);
-    if (a.sinks)
-        total += expf(to_f32(a.sinks[h]) - max);
     for (int c = lane; c < a.D; c += 32) {
         float y = 0.0f;
         for (int w = 0; w < WARPS; w++)

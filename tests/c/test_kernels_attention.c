@@ -192,6 +192,23 @@ static void test_sinks(void **state)
     teardown(&s);
 }
 
+/* A sink that is more above the scores than an exponential can hold. */
+static void test_high_sinks(void **state)
+{
+    (void)state;
+    static const int32_t cu[] = {0, 3, 270};
+    const float sinks[] = {2000.0f, 0.5f, 800.0f, 100.0f};
+    for (int v = 0; v < 2; v++) {
+        struct setup s = setup(cu, 2, 4, 2, 8, v ? 100 : 0, v ? 3.0f : 0);
+        s.d.sinks = sinks;
+        check_tiled(&s);
+        for (int64_t i = 0; i < 270 * 4; i++)
+            if (i % 4 != 1)
+                assert_true(s.lse[i] == sinks[i % 4]);
+        teardown(&s);
+    }
+}
+
 static void test_tiled(void **state)
 {
     (void)state;
@@ -353,6 +370,7 @@ static void test_cached(void **state)
     check_cached(2, 1, 4, 1, 0, NULL);
     check_cached(2, 2, 4, 260, 3.0f, NULL);
     check_cached(2, 1, 8, 30, 0, (float[]){0.3f, 2.0f});
+    check_cached(2, 1, 8, 0, 0, (float[]){900.0f, 2.0f});
     bsk_attention_dims d = {.T = 0, .H = 2, .K = 1, .D = 4, .n_rows = 1, .capacity = 8, .scale = 1};
     bsk_attention_cache_f32(&team2, &d, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     bsk_cache_put_f32(&team2, NULL, NULL, NULL, NULL, 0, 4, 8);
@@ -362,11 +380,11 @@ int main(void)
 {
     bsk_cpu_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain_self),   cmocka_unit_test(test_plain_gradients),
-        cmocka_unit_test(test_tiled),        cmocka_unit_test(test_sinks),
-        cmocka_unit_test(test_tiled_scores), cmocka_unit_test(test_rows_alone),
-        cmocka_unit_test(test_scratch),      cmocka_unit_test(test_table),
-        cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_plain_self), cmocka_unit_test(test_plain_gradients),
+        cmocka_unit_test(test_tiled),      cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_high_sinks), cmocka_unit_test(test_tiled_scores),
+        cmocka_unit_test(test_rows_alone), cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_table),      cmocka_unit_test(test_cached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
