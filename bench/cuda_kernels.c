@@ -31,11 +31,14 @@ static double seconds(const char *name, bsk_op op, bs_dtype dtype, bs_dtype out,
     bsi_kcall call = {.op = op, .n_args = count, .dtype = dtype, .out = out, .label = name};
     size_t at[BSK_MAX_ARGS], total = 0;
     bsi_mem *mem, *host;
+    bs_dev_props props;
     for (int i = 0; i < count; i++) {
         at[i] = total;
         total += bsi_round_up(bytes[i], 256);
     }
-    must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, total, &mem), name);
+    bs_dev_props_get(dev, &props);
+    must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, total + props.workspace_bytes, &mem), name);
+    call.workspace = (bsi_arg){{mem, total}, props.workspace_bytes, BSI_READWRITE};
     must(bsi_mem_alloc(dev, BSI_MEM_PINNED, BS_TAG_STAGING, total, &host), name);
     uint32_t *words = host->host; /* two bf16, or one f32, of about -1 to 1 */
     for (size_t i = 0; i < total / 4; i++) {

@@ -270,6 +270,7 @@ typedef struct bs_dev_props {
     bool bf16;         /* engines can compute in bf16 */
     size_t alignment;  /* of every device address handed out */
     size_t total_bytes; /* of memory; cuda: what is free now */
+    size_t workspace_bytes; /* of an engine's pool that its kernels need for themselves; 0: none */
     size_t unpinned_bytes; /* of pinned memory in use, what could not be page-locked */
 } bs_dev_props;
 
@@ -291,7 +292,7 @@ typedef struct bs_gpu {
     int major, minor;              /* compute capability */
     char blas[256];                /* file of the cuBLAS that is found */
     uint64_t before_bytes;         /* of its memory, in use before this process opened it first */
-    uint64_t context_bytes;        /* taken by that: context, kernels, cuBLAS, its workspace */
+    uint64_t context_bytes;        /* taken by that: context, kernels, cuBLAS */
 
     bool nvml;                     /* NVML was found; then also: */
     char driver[32];
@@ -379,6 +380,7 @@ typedef struct bs_engine_cfg {
     bs_dev *dev;          /* borrowed; closed after the engine */
     size_t pool_bytes;    /* the whole device pool; 0 on a device that does not execute: unbounded */
     size_t expand_bytes;  /* region for weights that are not stored in `compute`: the largest block's */
+    size_t workspace_bytes; /* region for kernels; 0: props.workspace_bytes. Of a dry run: the real device's */
     int n_blocks;         /* blocks of the manifest: size of the binding table */
     uint64_t seed;        /* of dropout */
     bs_dtype compute;     /* of activations and of weights in use: f32, or bf16 where props.bf16 */

@@ -298,13 +298,13 @@ template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *x, const attention
     CUtensorMap *q = KEYS ? f.column : f.row, *k = KEYS ? f.row : f.column;
     cudaError_t e = row_tiles > 65535 ? cudaErrorInvalidConfiguration : cudaSuccess;
     if (e == cudaSuccess)
-        e = tensor_map(&q[0], a.q, a.T, q_columns, KEYS ? COLUMNS : ROWS);
+        e = tensor_map(x, &q[0], a.q, a.T, q_columns, KEYS ? COLUMNS : ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(&q[1], a.grad_o, a.T, q_columns, KEYS ? COLUMNS : ROWS);
+        e = tensor_map(x, &q[1], a.grad_o, a.T, q_columns, KEYS ? COLUMNS : ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(&k[0], a.k, a.T, k_columns, KEYS ? ROWS : COLUMNS);
+        e = tensor_map(x, &k[0], a.k, a.T, k_columns, KEYS ? ROWS : COLUMNS);
     if (e == cudaSuccess)
-        e = tensor_map(&k[1], a.v, a.T, k_columns, KEYS ? ROWS : COLUMNS);
+        e = tensor_map(x, &k[1], a.v, a.T, k_columns, KEYS ? ROWS : COLUMNS);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  bytes);

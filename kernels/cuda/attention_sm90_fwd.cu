@@ -134,12 +134,13 @@ static __device__ inline void store_item(tiles<D> &t, const attention_args &a, c
                                          float power)
 {
     int lane = threadIdx.x % 32;
-    float inv[2];
+    float inv[2], sink = LOG2E * sink_of<bf16>(a, w.h);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float total = r.sum[half];
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+        total += exp2f(sink - r.max[half] * power);
         inv[half] = 1.0f / total;
         int row = w.row0 + warp_row + 8 * half + lane / 4;
         if (lane % 4 == 0 && row < w.end)
@@ -238,12 +239,13 @@ static __device__ inline void compute_items(tiles<D> &t, const attention_args &a
     turn.begin();
     for (int n = 0; take_item(w, a, n); n++) {
         rows r;
+        const float start = LOG2E * sink_of<bf16>(a, w.h) / power;
         float o[D / 8][4] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int i = w.row0 + warp_row + 8 * half + lane / 4;
             r.first[half] = i < w.end ? first_key(a, i) : INT32_MAX;
-            r.max[half] = -INFINITY;
+            r.max[half] = start;
             r.sum[half] = 0.0f;
         }
         barrier_wait(&t.q_full, n & 1);
@@ -293,11 +295,11 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
     f.a = a;
     cudaError_t e = items > INT32_MAX / 2 ? cudaErrorInvalidConfiguration : cudaSuccess;
     if (e == cudaSuccess)
-        e = tensor_map(&f.q, a.q, a.T, (int64_t)a.H * D, ROWS);
+        e = tensor_map(x, &f.q, a.q, a.T, (int64_t)a.H * D, ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(&f.k, a.k, a.T, (int64_t)a.K * D, COLUMNS);
+        e = tensor_map(x, &f.k, a.k, a.T, (int64_t)a.K * D, COLUMNS);
     if (e == cudaSuccess)
-        e = tensor_map(&f.v, a.v, a.T, (int64_t)a.K * D, COLUMNS);
+        e = tensor_map(x, &f.v, a.v, a.T, (int64_t)a.K * D, COLUMNS);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  bytes);
@@ -310,7 +312,7 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
 
 bool bsk_cuda_attention_on_sm90(const bsk_cuda *x, int64_t D)
 {
-    return x->capability == 90 && (D == 64 || D == 128);
+    return x->capability == 90 && x->encode_tensor_map && (D == 64 || D == 128);
 }
 
 cudaError_t bsk_cuda_attention_sm90(bsk_cuda *x, const bsk_call *c)

@@ -27,7 +27,7 @@ extern "C" {
 
 enum {
     BSK_CUDA_PARTIALS = 1024,       /* f64 values that sums may leave between two kernels */
-    BSK_CUDA_BLAS_BYTES = 32 << 20, /* workspace of the BLAS */
+    BSK_CUDA_BLAS_BYTES = 16 << 20, /* workspace of the BLAS */
     BSK_CUDA_PRODUCTS = 1024,       /* shapes of products that are remembered */
     BSK_CUDA_MAX_HEAD_DIM = 256
 };
@@ -81,12 +81,13 @@ typedef struct bsk_cuda_product {
 typedef struct bsk_cuda {
     cudaStream_t stream;
     const bsk_cublas *blas;
-    cublasHandle_t handle;      /* bound to stream */
-    void *workspace;            /* [BSK_CUDA_BLAS_BYTES], device */
+    cublasHandle_t handle;      /* bound to stream and workspace */
+    void *workspace;            /* [BSK_CUDA_BLAS_BYTES], device; of the call, like the partials */
     bsk_cuda_product *products; /* [BSK_CUDA_PRODUCTS] by the hash of their key */
     double *partials;           /* [BSK_CUDA_PARTIALS], device */
     int capability;             /* of the device: 10 major + minor */
     int processors;             /* multiprocessors */
+    void *encode_tensor_map;    /* the driver's cuTensorMapEncodeTiled, or NULL */
     const char *note; /* of a launcher that fails: what CUDA's own text does not say; static */
 } bsk_cuda;
 
@@ -96,7 +97,7 @@ typedef cudaError_t bsk_cuda_fn(bsk_cuda *x, const bsk_call *c);
 typedef struct bsk_cuda_entry {
     const char *name;
     bsk_cuda_fn *fn;
-    bool shared; /* uses the BLAS or the partials, of which a device has one */
+    bool workspace; /* uses the BLAS or the partials */
 } bsk_cuda_entry;
 
 extern const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT];

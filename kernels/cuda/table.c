@@ -2,12 +2,11 @@
 /*
 ** table.c: the launchers of the cuda device, indexed by bsk_op, and the choice among the versions of
 ** attention: tensor cores for bf16 and the head dims that models have, by Hopper's own instructions
-** where there are some (without sinks), plain loops else. The choice depends on the device and the call
-** alone.
+** where there are some, plain loops else. The choice depends on the device and the call alone.
 */
 #include "kernels.h"
 
-enum { HEAD_DIM = 3, SINKS = 7 }; /* n[] of both attention ops, p[] of the forward */
+enum { HEAD_DIM = 3 }; /* n[] of both attention ops */
 
 /* operands: the first of p[], cu and lse among them, that must be aligned to what is copied at a time
  */
@@ -24,7 +23,7 @@ cudaError_t bsk_cuda_attention(bsk_cuda *x, const bsk_call *c)
     if (!tiled(c, 6))
         return bsk_cuda_attention_plain(x, c);
 #ifdef BSK_CUDA_SM90
-    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]) && !c->p[SINKS])
+    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]))
         return bsk_cuda_attention_sm90(x, c);
 #endif
     return bsk_cuda_attention_mma(x, c);

@@ -251,28 +251,15 @@ static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const floa
 
 /* ---- on the host ---- */
 
-/* The map of x, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. */
-static inline cudaError_t tensor_map(CUtensorMap *map, const void *x, int64_t rows, int64_t columns,
-                                     int tile_rows)
+/* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. */
+static inline cudaError_t tensor_map(const bsk_cuda *x, CUtensorMap *map, const void *a, int64_t rows,
+                                     int64_t columns, int tile_rows)
 {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult answer;
-#if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                     cudaEnableDefault, &answer);
-#else
-    cudaError_t e =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &answer);
-#endif
-    if (e != cudaSuccess)
-        return e;
-    if (!found)
-        return cudaErrorNotSupported;
     const cuuint64_t size[] = {(cuuint64_t)columns, (cuuint64_t)rows};
     const cuuint64_t pitch[] = {(cuuint64_t)columns * sizeof(bf16)};
     const cuuint32_t box[] = {PANEL, (cuuint32_t)tile_rows}, step[] = {1, 1};
-    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)found)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(x), size, pitch, box, step,
+    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)x->encode_tensor_map)(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(a), size, pitch, box, step,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;

@@ -229,7 +229,7 @@ local function build(self, dev, choice, pool_bytes)
   o.plan = plan.bs_plan(self, choice.homes, choice.dev_slots, choice.host_slots)
   o.engine = bs.engine.open {
     device = dev, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
-    n_blocks = m.n_blocks, seed = cfg.seed,
+    workspace_bytes = self.device:props().workspace_bytes, n_blocks = m.n_blocks, seed = cfg.seed,
   }
   local e = o.engine
   o.batch = bs.batch.open(e, self:batch_config())

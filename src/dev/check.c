@@ -321,12 +321,12 @@ static bs_status check_launch(bsi_queue *queue, const bsi_kcall *call)
     if (!label)
         return BS_NOMEM;
     tick(d, q);
-    for (int i = 0; i < call->n_args; i++) {
-        const bsi_arg *a = &call->arg[i];
+    for (int i = 0; i <= call->n_args; i++) {
+        bsi_arg *a = i < call->n_args ? &inner.arg[i] : &inner.workspace;
         if (a->bytes == 0)
             continue;
         BSI_TRY(touch(d, q, a->at, a->bytes, a->mode, label));
-        inner.arg[i].at = inner_addr(a->at);
+        a->at = inner_addr(a->at);
     }
     inner.label = label;
     return d->inner.ops->launch(&q->inner, &inner);

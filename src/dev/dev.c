@@ -334,10 +334,11 @@ static void account(device *d, object *o, bsi_memkind wanted)
     const bsi_mem *m = &o->pub.mem;
     o->unpinned = wanted == BSI_MEM_PINNED && m->kind == BSI_MEM_HOST;
     if (o->unpinned && !d->told)
-        bsi_log("device '%s': %zu bytes of %s memory cannot be page-locked: %s; results stay the same, but "
-                "copies of what is refused keep the host waiting and are several times slower; see 'ulimit "
-                "-l' and the memory limit of the container, or lower ram=",
-                d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
+        bsi_log(
+            "device '%s': %zu bytes of %s memory cannot be page-locked: %s; results stay the same, but "
+            "copies of what is refused keep the host waiting and are several times slower; see 'ulimit "
+            "-l' and the memory limit of the container, or lower ram=",
+            d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
     d->told = d->told || o->unpinned;
     d->unpinned += o->unpinned ? m->bytes : 0;
     if (m->kind == BSI_MEM_DEVICE)
@@ -536,12 +537,12 @@ bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
     return settle(q->dev, q->dev->ops->fill(q, dst, byte, bytes));
 }
 
-static bs_status operand_ok(const bs_dev *dev, const bsi_arg *a, const char *label, int i)
+static const char *const nouns[BSK_MAX_ARGS] = {"operand 1", "operand 2",  "operand 3",  "operand 4",
+                                                "operand 5", "operand 6",  "operand 7",  "operand 8",
+                                                "operand 9", "operand 10", "operand 11", "operand 12"};
+
+static bs_status operand_ok(const bs_dev *dev, const bsi_arg *a, const char *label, const char *noun)
 {
-    static const char *const nouns[BSK_MAX_ARGS] = {
-        "operand 1", "operand 2", "operand 3", "operand 4",  "operand 5",  "operand 6",
-        "operand 7", "operand 8", "operand 9", "operand 10", "operand 11", "operand 12"};
-    const char *noun = nouns[i];
     if (a->bytes == 0)
         return BS_OK;
     BSI_TRY(range_ok(dev, a->at, a->bytes, label, noun));
@@ -564,7 +565,8 @@ bs_status bsi_launch(bsi_queue *q, const bsi_kcall *call)
         return bsi_fail(BS_ARG, "%s: %d operands given, 0 to %d possible", label, call->n_args,
                         BSK_MAX_ARGS);
     for (int i = 0; i < call->n_args; i++)
-        BSI_TRY(operand_ok(q->dev, &call->arg[i], label, i));
+        BSI_TRY(operand_ok(q->dev, &call->arg[i], label, nouns[i]));
+    BSI_TRY(operand_ok(q->dev, &call->workspace, label, "the workspace"));
     return settle(q->dev, q->dev->ops->launch(q, call));
 }
 

@@ -52,6 +52,11 @@ static bs_status open_parts(engine_box *b, const bs_engine_cfg *cfg)
     BSI_TRY(open_staging(e, &b->up[1]));
     BSI_TRY(open_staging(e, &b->down));
     BSI_TRY(bsi_pool_open(e->dev, cfg->pool_bytes, &e->pool));
+    size_t workspace = cfg->workspace_bytes ? cfg->workspace_bytes : e->props.workspace_bytes;
+    if (workspace) {
+        e->workspace = (bsi_arg){.bytes = workspace, .mode = BSI_READWRITE};
+        BSI_TRY(bsi_pool_region(e->pool, "workspace", workspace, &e->workspace.at));
+    }
     if (cfg->expand_bytes)
         BSI_TRY(bsi_pool_region(e->pool, "expand", cfg->expand_bytes, &e->expand));
     e->expand_bytes = cfg->expand_bytes;
@@ -126,8 +131,9 @@ void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out)
 {
     bsi_pool_stats s;
     bsi_pool_stats_get(e->pool, &s);
-    *out = (bs_engine_stats){s.pool_bytes, s.fixed_bytes, s.arena_now,
-                             s.arena_peak, s.fixed_bytes + s.arena_peak, e->launches};
+    *out = (bs_engine_stats){
+        s.pool_bytes, s.fixed_bytes, s.arena_now, s.arena_peak, s.fixed_bytes + s.arena_peak,
+        e->launches};
 }
 
 bs_dtype bs_engine_compute(const bs_engine *e)
@@ -158,8 +164,10 @@ bs_status bs_engine_wait(bs_engine *e)
 
 bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
 {
+    bsi_kcall with = *call;
+    with.workspace = e->workspace;
     e->launches++;
-    BSI_TRY(bsi_launch(e->compute, call));
+    BSI_TRY(bsi_launch(e->compute, &with));
     pump_engine(e);
     return BS_OK;
 }

@@ -49,6 +49,7 @@ static int l_device_props(lua_State *L)
     bsl_setbool(L, "bf16", p.bf16);
     bsl_setint(L, "alignment", (lua_Integer)p.alignment);
     bsl_setint(L, "total_bytes", (lua_Integer)p.total_bytes);
+    bsl_setint(L, "workspace_bytes", (lua_Integer)p.workspace_bytes);
     bsl_setint(L, "unpinned_bytes", (lua_Integer)p.unpinned_bytes);
     return 1;
 }
@@ -110,6 +111,7 @@ static int l_engine_open(lua_State *L)
         {"compute", BSL_STR, offsetof(args, compute), false},
         {"pool_bytes", BSL_SIZE, offsetof(args, cfg.pool_bytes), false},
         {"expand_bytes", BSL_SIZE, offsetof(args, cfg.expand_bytes), false},
+        {"workspace_bytes", BSL_SIZE, offsetof(args, cfg.workspace_bytes), false},
         {"n_blocks", BSL_INT, offsetof(args, cfg.n_blocks), false},
         {"seed", BSL_U64, offsetof(args, cfg.seed), false},
         {NULL, BSL_ANY, 0, false}};

@@ -128,6 +128,8 @@ bs_status bs_rate_gemm(bs_dev *dev, bs_dtype t, int64_t M, int64_t N, int64_t K,
 {
     bench b = {0};
     size_t x = matrix_bytes(M, K, t), w = matrix_bytes(N, K, t), y = matrix_bytes(M, N, t);
+    bs_dev_props props;
+    bs_dev_props_get(dev, &props);
     if ((t != BS_DTYPE_F32 && t != BS_DTYPE_BF16) || !x || !w || !y || n < 1)
         return bsi_fail(BS_ARG,
                         "rates: %d products of %lld x %lld x %lld in %s; f32 or bf16 and sizes of "
@@ -140,11 +142,12 @@ bs_status bs_rate_gemm(bs_dev *dev, bs_dtype t, int64_t M, int64_t N, int64_t K,
                    .dtype = t,
                    .out = t,
                    .label = "rates: product"};
-    bs_status st = open_bench(&b, dev, NOISE_BYTES, x + w + y);
+    bs_status st = open_bench(&b, dev, NOISE_BYTES, x + w + y + props.workspace_bytes);
     if (st == BS_OK) {
         c.arg[0] = bsi_operand((bsi_addr){b.device, 0}, t, M * K, BSI_READ);
         c.arg[1] = bsi_operand((bsi_addr){b.device, x}, t, N * K, BSI_READ);
         c.arg[2] = bsi_operand((bsi_addr){b.device, x + w}, t, M * N, BSI_WRITE);
+        c.workspace = (bsi_arg){{b.device, x + w + y}, props.workspace_bytes, BSI_READWRITE};
         st = time_gemms(&b, &c, n, seconds);
     }
     close_bench(&b);

@@ -119,6 +119,29 @@ static void test_reads_do_not_conflict(void **state)
     rig_close(&r);
 }
 
+/* Two launches at once need a workspace each. */
+static void test_workspace(void **state)
+{
+    (void)state;
+    rig r = rig_new("check:meta", NULL);
+    bsi_kcall k = {.op = BSK_SCALE,
+                   .n_args = 1,
+                   .arg = {{at(r.m, 0), 64, BSI_READWRITE}},
+                   .workspace = {at(r.m, 512), 256, BSI_READWRITE},
+                   .label = "one"};
+    OK(bsi_launch(r.a, &k));
+    OK(bsi_launch(r.a, &k));
+    k.arg[0].at = at(r.m, 64);
+    k.workspace.at = at(r.m, 256);
+    k.label = "two";
+    OK(bsi_launch(r.b, &k));
+    expect(&r, 0, "");
+    k.workspace.at = at(r.m, 512);
+    OK(bsi_launch(r.b, &k));
+    expect(&r, 1, "'one' (writes, queue 'qa') and then 'two' (writes, queue 'qb')");
+    rig_close(&r);
+}
+
 /* A record is the position at its call: what comes behind it is not ordered by it. */
 static void test_stale_record(void **state)
 {
@@ -363,6 +386,7 @@ int main(void)
         cmocka_unit_test(test_unordered),
         cmocka_unit_test(test_ordered),
         cmocka_unit_test(test_reads_do_not_conflict),
+        cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_stale_record),
         cmocka_unit_test(test_polls_do_not_order),
         cmocka_unit_test(test_each_wait_is_needed),

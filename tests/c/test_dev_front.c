@@ -94,6 +94,10 @@ static void test_ranges(void **state)
     FAILS(bsi_launch(q, &k), BS_ARG, "front: scale: operand 2 is 64 bytes at offset 224");
     k.arg[1].at = at(h, 0);
     FAILS(bsi_launch(q, &k), BS_ARG, "operand 2 is host memory");
+    k.arg[1] = (bsi_arg){at(m, 64), 64, BSI_WRITE};
+    k.workspace = (bsi_arg){at(m, 128), 256, BSI_READWRITE};
+    FAILS(bsi_launch(q, &k), BS_ARG, "the workspace is 256 bytes at offset 128");
+    k.workspace.bytes = 0;
     k.arg[1] = (bsi_arg){at(m, 64), 64, 0};
     FAILS(bsi_launch(q, &k), BS_ARG, "neither read nor write");
     k.n_args = BSK_MAX_ARGS + 1;

@@ -452,6 +452,30 @@ static void test_arena_full(void **state)
     fix_close(&f);
 }
 
+/* The kernels' workspace is a region of the pool, and every launch of the engine has it. */
+static void test_workspace(void **state)
+{
+    (void)state;
+    bs_dev *dev;
+    bs_engine *e;
+    bs_engine_stats s;
+    bsi_addr x;
+    const char *text;
+    ok(bs_dev_open("check:meta", NULL, &dev));
+    ok(bs_engine_open(&(bs_engine_cfg){.dev = dev, .workspace_bytes = 1000}, &e));
+    bs_engine_stats_get(e, &s);
+    assert_int_equal(s.fixed_bytes, 1024);
+    ok(bsi_pool_region(e->pool, "x", 64, &x));
+    bsi_kcall call = {
+        .op = BSK_SCALE, .n_args = 1, .arg = {{x, 64, BSI_READWRITE}}, .n = {16}, .label = "scale"};
+    ok(bsi_engine_launch(e, &call));
+    ok(bsi_fill(e->copy_in, bsi_addr_add(e->workspace.at, 999), 0, 1));
+    assert_int_equal(bs_dev_violations(dev, &text), 1);
+    assert_non_null(strstr(text, "'scale' (writes, queue 'compute') and then 'fill'"));
+    bs_engine_close(e);
+    bs_dev_close(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip),
@@ -463,6 +487,7 @@ int main(void)
                                        cmocka_unit_test(test_hash),
                                        cmocka_unit_test(test_steady_state),
                                        cmocka_unit_test(test_allocation_failures),
-                                       cmocka_unit_test(test_arena_full)};
+                                       cmocka_unit_test(test_arena_full),
+                                       cmocka_unit_test(test_workspace)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

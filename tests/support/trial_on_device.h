@@ -7,6 +7,7 @@ enum { SHORT = 0 }; /* trials may be large */
 
 static bs_dev *dev;
 static bsi_queue *queue;
+static bsi_arg workspace;
 
 static void must(bs_status st, const char *what)
 {
@@ -20,20 +21,32 @@ static bs_status open_device(const char *spec)
 {
     BSI_TRY(bs_dev_open(spec, NULL, &dev));
     must(bsi_queue_open(dev, "compute", &queue), "queue");
+    bs_dev_props props;
+    bs_dev_props_get(dev, &props);
+    workspace.bytes = props.workspace_bytes;
+    workspace.mode = BSI_READWRITE;
+    if (workspace.bytes)
+        must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, workspace.bytes, &workspace.at.mem),
+             "workspace");
     return BS_OK;
 }
 
 static void close_device(void)
 {
     bsi_queue_close(queue);
+    bsi_mem_free(workspace.at.mem);
     bs_dev_close(dev);
 }
 
 static bool run_device(const trial *t, const layout *l, unsigned char *image)
 {
     bsi_mem *host, *mem;
-    bsi_kcall call = {
-        .op = t->op, .n_args = t->count, .dtype = t->dtype, .out = t->out, .label = t->name};
+    bsi_kcall call = {.op = t->op,
+                      .n_args = t->count,
+                      .dtype = t->dtype,
+                      .out = t->out,
+                      .workspace = workspace,
+                      .label = t->name};
     must(bsi_mem_alloc(dev, BSI_MEM_PINNED, BS_TAG_STAGING, l->bytes, &host), "pinned memory");
     must(bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, l->bytes, &mem), "device memory");
     memcpy(host->host, image, l->bytes);

@@ -5,8 +5,8 @@
 ** for the device but closes; a stream takes about a thousand operations ahead of the device, and
 ** issuing more waits for it (never for the host). Owner thread only.
 **
-** The BLAS handle, its workspace and the partial sums are one per device: a launch that uses them on
-** another queue than the last one is put behind that. In a run only the compute queue launches.
+** Kernels that need room have it in the workspace of the call: memory of BSK_CUDA_BLAS_BYTES, then the
+** partial sums. The device itself holds none.
 */
 #include "dev/cuda/cuda_dev.h"
 
@@ -41,6 +41,7 @@ static void cuda_props(const bs_dev *dev, bs_dev_props *out)
     out->executes = true;
     out->bf16 = true;
     out->alignment = 256;
+    out->workspace_bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess)
         cudaGetLastError(); /* a lost device: nothing is left */
@@ -200,29 +201,27 @@ static bs_status cuda_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
     return e == cudaSuccess ? BS_OK : failed(d, e, "fill", q->name);
 }
 
-/* The handle, workspace and partials are for this stream from here on. */
-static cudaError_t claim(cuda_dev *d, cudaStream_t s)
+/* The handle works on this stream and in this workspace from here on. */
+static cudaError_t bind_blas(cuda_dev *d, cudaStream_t s, void *workspace)
 {
-    cudaError_t e = cudaSuccess;
-    if (d->bound == s)
-        return e;
-    if (d->bound) {
-        e = cudaEventRecord(d->handover, d->bound);
-        if (e == cudaSuccess)
-            e = cudaStreamWaitEvent(s, d->handover, 0);
-        if (e != cudaSuccess)
-            return e;
-    }
-    /* a new stream takes the workspace away */
-    cublasStatus_t st = d->blas.set_stream(d->x.handle, s);
+    if (d->bound == s && d->bound_workspace == workspace)
+        return cudaSuccess;
+    cublasStatus_t st = d->blas.set_stream(d->x.handle, s); /* takes the old workspace away */
     if (st == CUBLAS_STATUS_SUCCESS)
-        st = d->blas.set_workspace(d->x.handle, d->workspace, BSK_CUDA_BLAS_BYTES);
-    if (st != CUBLAS_STATUS_SUCCESS) {
-        d->x.note = d->blas.status_text(st);
-        return cudaErrorUnknown;
-    }
-    d->bound = s;
-    return cudaSuccess;
+        st = d->blas.set_workspace(d->x.handle, workspace, BSK_CUDA_BLAS_BYTES);
+    d->bound = st == CUBLAS_STATUS_SUCCESS ? s : NULL;
+    d->bound_workspace = workspace;
+    if (st == CUBLAS_STATUS_SUCCESS)
+        return cudaSuccess;
+    d->x.note = d->blas.status_text(st);
+    return cudaErrorUnknown;
+}
+
+static cudaError_t use_workspace(cuda_dev *d, const bsi_kcall *call)
+{
+    d->x.workspace = resolve(call->workspace.at);
+    d->x.partials = (double *)((char *)d->x.workspace + BSK_CUDA_BLAS_BYTES);
+    return bind_blas(d, d->x.stream, d->x.workspace);
 }
 
 static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
@@ -234,6 +233,11 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
     if (!k->fn)
         return bsi_fail(BS_UNSUPPORTED, "%s: the cuda device has no kernel number %d", label,
                         (int)call->op);
+    if (k->workspace &&
+        call->workspace.bytes < BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double))
+        return bsi_fail(BS_ARG,
+                        "%s: a workspace of %zu bytes; as many as the device asks for are expected",
+                        label, call->workspace.bytes);
     for (int i = 0; i < call->n_args; i++)
         c.p[i] = call->arg[i].bytes > 0 ? resolve(call->arg[i].at) : NULL;
     memcpy(c.n, call->n, sizeof c.n);
@@ -241,7 +245,7 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
     issuing(d, q, label);
     d->x.stream = stream_of(q);
     d->x.note = NULL;
-    cudaError_t e = k->shared ? claim(d, d->x.stream) : cudaSuccess;
+    cudaError_t e = k->workspace ? use_workspace(d, call) : cudaSuccess;
     if (e == cudaSuccess && d->profile)
         e = bsi_cuda_timer_begin(d, d->x.stream, k->name, label);
     if (e == cudaSuccess)

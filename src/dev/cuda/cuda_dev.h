@@ -31,9 +31,8 @@ typedef struct cuda_dev {
     int ordinal;
     bsk_cublas blas;
     bsk_cuda x;            /* what launchers get */
-    cudaStream_t bound;    /* the stream that used handle, workspace and partials last, or NULL */
-    cudaEvent_t handover;  /* recorded there when another stream takes them over */
-    void *workspace;       /* device: BSK_CUDA_BLAS_BYTES, then the partials */
+    cudaStream_t bound;    /* the stream and the workspace that the handle has, or NULL */
+    void *bound_workspace;
     char last[64];         /* label of the last operation, for errors that appear later */
     cuda_host_fill *fills; /* not yet freed */
     size_t refused;        /* the smallest page-lock that was; SIZE_MAX: none. Not asked for again */

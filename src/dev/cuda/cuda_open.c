@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** cuda_open.c: opening and closing the cuda device: the driver, the context, cuBLAS (loaded here, so
-** that the program starts on machines without it), the workspace. Device 0 is used;
+** that the program starts on machines without it). Device 0 is used;
 ** CUDA_VISIBLE_DEVICES chooses another. Signals are blocked meanwhile: threads that CUDA creates
 ** inherit that and leave them to the owner. Owner thread only.
 */
@@ -139,6 +139,24 @@ static bs_status find_device(cuda_dev *d)
     return BS_OK;
 }
 
+/* Of drivers for CUDA 12 and newer. */
+static void *find_encoder(void)
+{
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult answer;
+#if CUDART_VERSION >= 12050
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                     cudaEnableDefault, &answer);
+#else
+    cudaError_t e =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &answer);
+#endif
+    if (e == cudaSuccess && answer == cudaDriverEntryPointSuccess)
+        return found;
+    cudaGetLastError();
+    return NULL;
+}
+
 static bs_status make_context(cuda_dev *d)
 {
     struct cudaDeviceProp prop;
@@ -155,6 +173,7 @@ static bs_status make_context(cuda_dev *d)
             d->ordinal);
     d->x.capability = prop.major * 10 + prop.minor;
     d->x.processors = prop.multiProcessorCount;
+    d->x.encode_tensor_map = find_encoder();
     e = bsk_cuda_probe();
     if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
         e == cudaErrorUnsupportedPtxVersion)
@@ -184,34 +203,12 @@ static cudaError_t start_host_thread(void)
     return e == cudaSuccess ? end : e;
 }
 
-static bs_status take_resources(cuda_dev *d)
-{
-    size_t bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
-    cudaError_t e = cudaMalloc(&d->workspace, bytes);
-    if (e != cudaSuccess)
-        return bsi_cuda_fail(BS_DEVMEM, e, "a workspace of %zu bytes", bytes);
-    bsi_account(BS_TAG_DEVICE, (ptrdiff_t)bytes);
-    d->x.workspace = d->workspace;
-    d->x.partials = (double *)((char *)d->workspace + BSK_CUDA_BLAS_BYTES);
-    e = cudaEventCreateWithFlags(&d->handover, cudaEventDisableTiming);
-    if (e == cudaSuccess)
-        e = start_host_thread();
-    return e == cudaSuccess ? BS_OK : bsi_cuda_fail(BS_DEVICE, e, "the context cannot be set up");
-}
-
-static void give_resources(cuda_dev *d)
+static void close_blas(cuda_dev *d)
 {
     bsk_cuda_forget_products(&d->x);
     bsi_free(d->x.products);
     if (d->x.handle)
         d->blas.destroy(d->x.handle);
-    if (d->handover)
-        cudaEventDestroy(d->handover);
-    if (d->workspace) {
-        cudaFree(d->workspace);
-        bsi_account(BS_TAG_DEVICE,
-                    -(ptrdiff_t)(BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double)));
-    }
     cudaGetLastError(); /* of a lost device */
 }
 
@@ -236,13 +233,16 @@ bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
     }
     if (st == BS_OK)
         st = open_blas(d);
-    if (st == BS_OK)
-        st = take_resources(d);
+    if (st == BS_OK) {
+        cudaError_t e = start_host_thread();
+        if (e != cudaSuccess)
+            st = bsi_cuda_fail(BS_DEVICE, e, "the context cannot be set up");
+    }
     if (st == BS_OK)
         bsi_cuda_note_after(d);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (st != BS_OK) {
-        give_resources(d);
+        close_blas(d);
         bsi_free(d);
         return st;
     }
@@ -253,7 +253,7 @@ bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
 void bsi_cuda_close(bs_dev *dev) /* its queues are closed; the context is the process's and stays */
 {
     cuda_dev *d = dev->impl;
-    give_resources(d);
+    close_blas(d);
     bsi_cuda_profile_close(d);
     for (cuda_host_fill *f = d->fills; f;) {
         cuda_host_fill *next = f->next;
