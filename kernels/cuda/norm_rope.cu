@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** norm_rope.cu: RMSNorm over each head, then rotary position embedding, and the backward of both, in one
-** pass over q or k. A block owns a token, whose cosines and sines it computes once; a warp takes whole
-** heads. A lane holds pairs of entries that turn together, so neither step leaves its registers.
+** pass over q or k. A lane holds pairs of entries that turn together, so neither step leaves its registers.
+** In the usual kernels D/16 lanes own a head and a block takes 4096 entries of neighbouring heads; in the
+** others, for any head, a block owns a token and a warp takes whole heads. A block computes the cosines and
+** sines of its tokens once.
 */
 #include "columns.cuh"
 
-enum { WARPS = ROW_THREADS / 32, MAX_FREQS = BSK_NORM_ROPE_HEAD / 2 };
+enum {
+    WARPS = ROW_THREADS / 32,
+    MAX_FREQS = BSK_NORM_ROPE_HEAD / 2,
+    PAIRS = MAX_FREQS / 32,         /* of a lane at most, */
+    REST = BSK_NORM_ROPE_HEAD / 32, /* and its entries that do not turn */
+    ENTRIES = 2 * PAIRS + REST
+};
 
 template <class T> struct norm_rope_args {
     const T *x, *w, *dy;
@@ -15,6 +23,7 @@ template <class T> struct norm_rope_args {
     const float *rstd_in;
     T *y; /* dx in the backward */
     float *rstd;
+    int64_t rows; /* heads of all tokens */
     int H, D, n_freq;
     bool interleaved, add;
     float one, eps, scaling;
@@ -63,9 +72,9 @@ static __device__ inline float warp_sum(float v)
     }
 
 /* e[2k], e[2k+1] turned by the angle of pair k, or back. */
-template <int PAIRS, int N, class T>
+template <class T>
 static __device__ inline void turn(const norm_rope_args<T> &a, const float2 *angle, bool back,
-                                   float (&e)[N])
+                                   float (&e)[ENTRIES])
 {
 #pragma unroll
     for (int k = 0; k < PAIRS; k++) {
@@ -78,14 +87,12 @@ static __device__ inline void turn(const norm_rope_args<T> &a, const float2 *ang
     }
 }
 
-/* PAIRS and REST: pairs and other entries of a lane at most. */
-template <class T, int PAIRS, int REST>
+template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_args<T> a)
 {
-    constexpr int N = 2 * PAIRS + REST;
     __shared__ float2 angle[MAX_FREQS];
     int lane = threadIdx.x % 32, step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : a.n_freq;
-    float weight[N] = {0};
+    float weight[ENTRIES] = {0};
     angles_of(a, angle);
 #define GET_W(i, at) weight[i] = a.one + to_f32(a.w[at])
     FOR_ENTRIES(GET_W)
@@ -93,51 +100,50 @@ static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_a
         int64_t row = (int64_t)blockIdx.x * a.H + h;
         const T *x = a.x + row * a.D;
         T *y = a.y + row * a.D;
-        float e[N] = {0}, sum = 0.0f;
+        float e[ENTRIES] = {0}, sum = 0.0f;
 #define GET_X(i, at) e[i] = to_f32(x[at])
         FOR_ENTRIES(GET_X)
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < ENTRIES; i++)
             sum += e[i] * e[i];
         float r = 1.0f / sqrtf(warp_sum(sum) / (float)a.D + a.eps);
         if (lane == 0)
             a.rstd[row] = r;
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < ENTRIES; i++)
             e[i] = e[i] * r * weight[i];
-        turn<PAIRS>(a, angle, false, e);
+        turn(a, angle, false, e);
 #define PUT_Y(i, at) from_f32(&y[at], e[i])
         FOR_ENTRIES(PUT_Y)
     }
 }
 
 /* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)). dx may be dy. */
-template <class T, int PAIRS, int REST>
+template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_args<T> a)
 {
-    constexpr int N = 2 * PAIRS + REST;
     __shared__ float2 angle[MAX_FREQS];
     int lane = threadIdx.x % 32, step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : a.n_freq;
-    float weight[N] = {0};
+    float weight[ENTRIES] = {0};
     angles_of(a, angle);
     FOR_ENTRIES(GET_W)
     for (int h = threadIdx.x / 32; h < a.H; h += WARPS) {
         int64_t row = (int64_t)blockIdx.x * a.H + h;
         const T *x = a.x + row * a.D, *dy = a.dy + row * a.D;
         T *y = a.y + row * a.D;
-        float e[N] = {0}, g[N] = {0}, sum = 0.0f, r = a.rstd_in[row];
+        float e[ENTRIES] = {0}, g[ENTRIES] = {0}, sum = 0.0f, r = a.rstd_in[row];
         FOR_ENTRIES(GET_X)
 #define GET_DY(i, at) g[i] = to_f32(dy[at])
         FOR_ENTRIES(GET_DY)
-        turn<PAIRS>(a, angle, true, g);
+        turn(a, angle, true, g);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
+        for (int i = 0; i < ENTRIES; i++) {
             g[i] *= weight[i];
             sum += g[i] * e[i];
         }
         float k = warp_sum(sum) / (float)a.D * r * r;
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < ENTRIES; i++)
             e[i] = r * (g[i] - e[i] * k);
 #define ADD_Y(i, at) e[i] += to_f32(y[at])
         if (a.add) {
@@ -146,6 +152,146 @@ static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_
         FOR_ENTRIES(PUT_Y)
     }
 }
+
+/* ---- the usual head: all of it turns, in halves ---- */
+
+/* A lane has the entries [8g, 8g+8) of both halves of its head, g its place among the head's LANES. */
+template <int D> struct usual {
+    enum { LANES = D / (2 * VEC), HEADS = ROW_THREADS / LANES, FREQS = D / 2 };
+};
+
+template <int D, class T>
+static __device__ inline void load_head(float (&e)[2][VEC], const T *head, int64_t row)
+{
+    const T *p = head + row * D + threadIdx.x % usual<D>::LANES * VEC;
+    load8(e[0], p);
+    load8(e[1], p + D / 2);
+}
+
+template <int D, class T>
+static __device__ inline void store_head(T *head, int64_t row, const float (&e)[2][VEC])
+{
+    T *p = head + row * D + threadIdx.x % usual<D>::LANES * VEC;
+    store8(p, e[0]);
+    store8(p + D / 2, e[1]);
+}
+
+/* Of the block's tokens, one after the other, the first one's is `token`. */
+template <int D, class T>
+static __device__ inline void angles_of_tokens(const norm_rope_args<T> &a, int64_t token, int64_t end,
+                                               float2 *angle)
+{
+    enum { FREQS = usual<D>::FREQS };
+    for (int at = threadIdx.x; at < (end - token) * FREQS; at += ROW_THREADS) {
+        float s, c;
+        sincosf((float)a.pos[token + at / FREQS] * a.freq[at % FREQS], &s, &c);
+        angle[at] = make_float2(c * a.scaling, s * a.scaling);
+    }
+    __syncthreads();
+}
+
+template <int D>
+static __device__ inline void turn_head(float (&e)[2][VEC], const float2 *angle, bool back)
+{
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        float2 at = angle[threadIdx.x % usual<D>::LANES * VEC + i];
+        float c = at.x, s = back ? -at.y : at.y, u = e[0][i], v = e[1][i];
+        e[0][i] = u * c - v * s;
+        e[1][i] = v * c + u * s;
+    }
+}
+
+/* The sum of u * v over a head, in all its lanes. */
+template <int D>
+static __device__ inline float head_dot(const float (&u)[2][VEC], const float (&v)[2][VEC])
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * VEC; i++)
+        sum += u[i / VEC][i % VEC] * v[i / VEC][i % VEC];
+#pragma unroll
+    for (int d = usual<D>::LANES / 2; d > 0; d /= 2)
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, d);
+    return sum;
+}
+
+template <class T, int D>
+static __global__ void __launch_bounds__(ROW_THREADS) usual_forward_kernel(norm_rope_args<T> a)
+{
+    enum { HEADS = usual<D>::HEADS };
+    __shared__ float2 angle[HEADS * usual<D>::FREQS];
+    int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
+            mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
+    float e[2][VEC], w[2][VEC];
+    load_head<D>(e, a.x, row);
+    load_head<D>(w, a.w, 0);
+    angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
+    float r = 1.0f / sqrtf(head_dot<D>(e, e) / (float)D + a.eps);
+#pragma unroll
+    for (int i = 0; i < 2 * VEC; i++)
+        e[i / VEC][i % VEC] *= r * (a.one + w[i / VEC][i % VEC]);
+    turn_head<D>(e, angle + (row / a.H - first / a.H) * usual<D>::FREQS, false);
+    if (mine >= end)
+        return;
+    store_head<D>(a.y, row, e);
+    if (threadIdx.x % usual<D>::LANES == 0)
+        a.rstd[row] = r;
+}
+
+template <class T, int D>
+static __global__ void __launch_bounds__(ROW_THREADS) usual_backward_kernel(norm_rope_args<T> a)
+{
+    enum { HEADS = usual<D>::HEADS };
+    __shared__ float2 angle[HEADS * usual<D>::FREQS];
+    int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
+            mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
+    float e[2][VEC], g[2][VEC], w[2][VEC], old[2][VEC] = {{0}}, r = a.rstd_in[row];
+    load_head<D>(e, a.x, row);
+    load_head<D>(g, a.dy, row);
+    load_head<D>(w, a.w, 0);
+    if (a.add)
+        load_head<D>(old, a.y, row);
+    angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
+    turn_head<D>(g, angle + (row / a.H - first / a.H) * usual<D>::FREQS, true);
+#pragma unroll
+    for (int i = 0; i < 2 * VEC; i++)
+        g[i / VEC][i % VEC] *= a.one + w[i / VEC][i % VEC];
+    float k = head_dot<D>(g, e) / (float)D * r * r;
+#pragma unroll
+    for (int i = 0; i < 2 * VEC; i++)
+        old[i / VEC][i % VEC] += r * (g[i / VEC][i % VEC] - e[i / VEC][i % VEC] * k);
+    if (mine < end)
+        store_head<D>(a.y, row, old);
+}
+
+/* A kernel for the head of the call, of which `usual<D>` has one; the others take any. */
+template <class T, int D>
+static cudaError_t issue_usual(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
+{
+    int64_t blocks = (a.rows + usual<D>::HEADS - 1) / usual<D>::HEADS;
+    if (blocks > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    auto kernel = backward ? usual_backward_kernel<T, D> : usual_forward_kernel<T, D>;
+    return issue(x, kernel, (unsigned)blocks, ROW_THREADS, 0, a);
+}
+
+template <class T>
+static cudaError_t issue_for_head(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
+{
+    bool halves = !a.interleaved && a.D == 2 * a.n_freq && aligned16(a.x) && aligned16(a.y) &&
+                  aligned16(a.w) && aligned16(a.dy);
+    if (halves && a.D == 64)
+        return issue_usual<T, 64>(x, a, backward);
+    if (halves && a.D == 128)
+        return issue_usual<T, 128>(x, a, backward);
+    if (halves && a.D == 256)
+        return issue_usual<T, 256>(x, a, backward);
+    auto kernel = backward ? backward_kernel<T> : forward_kernel<T>;
+    return issue(x, kernel, (unsigned)(a.rows / a.H), ROW_THREADS, 0, a);
+}
+
+/* ---- the launchers ---- */
 
 /* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). */
 template <class T> struct v_norm_rope {
@@ -173,6 +319,7 @@ template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
     a.w = (const T *)c->p[1];
     a.pos = (const int32_t *)c->p[2];
     a.freq = (const float *)c->p[3];
+    a.rows = c->n[0] * c->n[1];
     a.H = (int)c->n[1];
     a.D = (int)c->n[2];
     a.n_freq = (int)c->n[3];
@@ -203,9 +350,7 @@ cudaError_t bsk_cuda_norm_rope(bsk_cuda *x, const bsk_call *c)
         a.rstd = (float *)c->p[5];
         a.eps = (float)c->f[0];
         a.scaling = (float)c->f[1];
-        bool usual = a.n_freq <= 64 && a.D == 2 * a.n_freq;
-        auto kernel = usual ? forward_kernel<T, 2, 0> : forward_kernel<T, 8, 16>;
-        return issue(x, kernel, (unsigned)c->n[0], ROW_THREADS, 0, a);
+        return issue_for_head(x, a, false);
     });
 }
 
@@ -222,12 +367,10 @@ cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
         a.y = (T *)c->p[6];
         a.add = c->n[6] != 0;
         a.scaling = (float)c->f[0];
-        bool usual = a.n_freq <= 64 && a.D == 2 * a.n_freq;
-        auto kernel = usual ? backward_kernel<T, 2, 0> : backward_kernel<T, 8, 16>;
         /* before dx, which may be written over dy */
         cudaError_t st = columns(x, v_norm_rope<T>{a}, c->p[7], c->n[0] * a.H, a.D);
         if (st != cudaSuccess)
             return st;
-        return issue(x, kernel, (unsigned)c->n[0], ROW_THREADS, 0, a);
+        return issue_for_head(x, a, true);
     });
 }

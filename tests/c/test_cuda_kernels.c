@@ -88,7 +88,8 @@ static void try_expand(void)
     }
 }
 
-static const int64_t row_shapes[][2] = {{37, 128}, {5, 1000}, {3, 4099}, {130, 1}, {9, 4096}, {70, 40}};
+static const int64_t row_shapes[][2] = {{37, 128}, {5, 1000}, {3, 4099}, {130, 1},
+                                        {9, 4096}, {70, 40},  {3, 6000}, {2, 9001}};
 
 static void try_norm(void)
 {
@@ -260,12 +261,10 @@ static void try_scatter(void)
 
 static void try_norm_rope(void)
 {
-    static const int64_t shapes[][4] = {{37, 4, 128, 64},
-                                        {5, 11, 80, 16},
-                                        {7, 2, 64, 32},
-                                        {3, 1, 10, 3},
-                                        {4, 2, 300, 130}}; /* T, H, D, freqs */
-    for (int v = 0; v < 40; v++) {
+    static const int64_t shapes[][4] = {{37, 4, 128, 64}, {5, 11, 80, 16},  {7, 2, 64, 32},
+                                        {3, 1, 10, 3},    {4, 2, 300, 130}, {70, 1, 128, 64},
+                                        {9, 33, 128, 64}, {35, 3, 256, 128}}; /* T, H, D, freqs */
+    for (int v = 0; v < 8 * (int)BSI_COUNT(shapes); v++) {
         const int64_t *s = shapes[v / 8];
         bs_dtype dtype = types[v & 1];
         bool half = dtype == BS_DTYPE_BF16;
