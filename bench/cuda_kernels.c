@@ -4,6 +4,7 @@
 ** model of eight billion parameters. Random operands, larger than the caches. A time is the best of
 ** three means; TFLOP/s count a masked score once and half of a causal square; GB/s count each operand
 ** once.
+**   bench_cuda_kernels [WORD]     only the kernels whose name holds the word
 */
 #include "dev/dev.h"
 
@@ -14,6 +15,7 @@
 static bs_dev *dev;
 static bsi_queue *queue;
 static uint64_t random_state = 1;
+static const char *only = "";
 
 static void must(bs_status st, const char *what)
 {
@@ -80,10 +82,23 @@ static void bench_gemm(bs_dtype dtype, bs_dtype out, int64_t M, int64_t N, int64
     const uint8_t mode[] = {R, R, RW};
     const int64_t n[BSK_MAX_DIMS] = {ta, tb, M, N, K, ta ? M : K, tb ? K : N, N};
     const double f[BSK_MAX_SCALARS] = {1.0, 0.0};
+    if (!strstr("gemm", only))
+        return;
     double s = seconds("gemm", BSK_GEMM, dtype, out, 3, bytes, mode, n, f, NULL);
     printf("bench gemm %s>%s %lldx%lldx%lld %s%s: %.3f ms %.1f TFLOP/s\n", bs_dtype_name(dtype),
            bs_dtype_name(out), (long long)M, (long long)N, (long long)K, ta ? "T" : "N", tb ? "T" : "N",
            s * 1e3, 2.0 * (double)M * (double)N * (double)K / s * 1e-12);
+}
+
+static int64_t bench_rows, bench_tokens;
+
+static int position_arg; /* of the operands, the positions of tokens */
+
+static void set_positions(bsi_mem *host, const size_t *at)
+{
+    int32_t *pos = (int32_t *)((char *)host->host + at[position_arg]);
+    for (int64_t i = 0; i < bench_tokens; i++)
+        pos[i] = (int32_t)i;
 }
 
 /* Operands of n elements each; moved: bytes in and out of memory. */
@@ -92,16 +107,17 @@ static void bench_memory(const char *name, bsk_op op, bs_dtype dtype, int count,
                          const int64_t *n, const double *f)
 {
     size_t bytes[BSK_MAX_ARGS], moved = 0;
+    if (!strstr(name, only))
+        return;
     for (int i = 0; i < count; i++) {
         bytes[i] = (size_t)elements[i] * size[i];
         moved += bytes[i] * (mode[i] == RW ? 2 : 1);
     }
-    double s = seconds(name, op, dtype, dtype, count, bytes, mode, n, f, NULL);
+    double s =
+        seconds(name, op, dtype, dtype, count, bytes, mode, n, f, position_arg ? set_positions : NULL);
     printf("bench %s %s: %.3f ms %.0f GB/s\n", name, bs_dtype_name(dtype), s * 1e3,
            (double)moved / s * 1e-9);
 }
-
-static int64_t bench_rows, bench_tokens;
 
 static void set_cu(bsi_mem *host, const size_t *at)
 {
@@ -125,6 +141,8 @@ static void bench_attention(bs_dtype dtype, int64_t T, int64_t H, int64_t K, int
     const size_t fwd[] = {q, kv, kv, cu, q, per, bsk_attention_scratch(T, H, K, D)};
     const size_t bwd[] = {q, kv, kv, cu, q, per, q, q, kv, kv, bsk_attention_bwd_scratch(T, H, K, D)};
     const uint8_t fwd_mode[] = {R, R, R, R, W, W, W}, bwd_mode[] = {R, R, R, R, R, R, R, W, W, W, W};
+    if (!strstr("attention", only))
+        return;
     bench_rows = rows;
     bench_tokens = T;
     double s = seconds("attention", BSK_ATTENTION, dtype, dtype, 7, fwd, fwd_mode, n, f, set_cu);
@@ -152,59 +170,95 @@ static void set_labels(bsi_mem *host, const size_t *at)
         label[i] = (int32_t)(i * 7919 % 128000);
 }
 
-static void bench_rows_ops(void)
+static void bench_norms(bs_dtype d)
+{
+    const int64_t T = 8192, C = 4096, TC = T * C, H = 32, D = 128;
+    const double f[BSK_MAX_SCALARS] = {1e-5, 1.0};
+    size_t e = bs_dtype_size(d);
+    const size_t fwd[] = {e, e, e, 4}, bwd[] = {e, e, 4, e, e, 4}, turn[] = {e, e, 4, 4, e, 4},
+                 back[] = {e, e, 4, 4, 4, e, e, 4};
+    const uint8_t fwd_mode[] = {R, R, W, W}, bwd_mode[] = {R, R, R, R, W, W},
+                  add_mode[] = {R, R, R, R, RW, RW}, turn_mode[] = {R, R, R, R, W, W},
+                  back_mode[] = {R, R, R, R, R, R, W, W};
+    bench_memory("rmsnorm 8192x4096", BSK_RMSNORM, d, 4, (int64_t[]){TC, C, TC, T}, fwd, fwd_mode,
+                 (int64_t[BSK_MAX_DIMS]){T, C, 0}, f);
+    bench_memory("rmsnorm 4096x4096", BSK_RMSNORM, d, 4, (int64_t[]){TC / 2, C, TC / 2, T / 2}, fwd,
+                 fwd_mode, (int64_t[BSK_MAX_DIMS]){T / 2, C, 0}, f);
+    bench_memory("rmsnorm 262144x128", BSK_RMSNORM, d, 4, (int64_t[]){TC, D, TC, T * H}, fwd, fwd_mode,
+                 (int64_t[BSK_MAX_DIMS]){T * H, D, 0}, f);
+    bench_memory("rmsnorm_bwd 8192x4096", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, 0}, bwd,
+                 bwd_mode, (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
+    bench_memory("rmsnorm_bwd added", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, 0}, bwd,
+                 add_mode, (int64_t[BSK_MAX_DIMS]){T, C, 0, 1}, f);
+    bench_memory("rmsnorm_bwd with dw", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, C}, bwd,
+                 add_mode, (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
+    bench_tokens = T;
+    position_arg = 2;
+    for (int64_t h = H; h > 1; h /= 4)
+        bench_memory(h == H   ? "norm_rope 32 heads"
+                     : h == 8 ? "norm_rope 8 heads"
+                              : "norm_rope 2 heads",
+                     BSK_NORM_ROPE, d, 6, (int64_t[]){T * h * D, D, T, D / 2, T * h * D, T * h}, turn,
+                     turn_mode, (int64_t[BSK_MAX_DIMS]){T, h, D, D / 2, BS_ROPE_HALF, 0}, f);
+    bench_memory("norm_rope_bwd 32 heads", BSK_NORM_ROPE_BWD, d, 8,
+                 (int64_t[]){TC, D, T, D / 2, T * H, TC, TC, 0}, back, back_mode,
+                 (int64_t[BSK_MAX_DIMS]){T, H, D, D / 2, BS_ROPE_HALF, 0, 0},
+                 (double[BSK_MAX_SCALARS]){1.0});
+}
+
+static void bench_elementwise(bs_dtype d)
 {
     const int64_t T = 8192, C = 4096, I12 = 12288, N = T * I12, TC = T * C;
     const double f[BSK_MAX_SCALARS] = {1e-5};
-    for (int v = 1; v >= 0; v--) {
-        bs_dtype d = v ? BS_DTYPE_BF16 : BS_DTYPE_F32;
-        size_t e = bs_dtype_size(d);
-        bench_memory("rmsnorm 8192x4096", BSK_RMSNORM, d, 4, (int64_t[]){TC, C, TC, T},
-                     (size_t[]){e, e, e, 4}, (uint8_t[]){R, R, W, W}, (int64_t[BSK_MAX_DIMS]){T, C, 0},
-                     f);
-        bench_memory("rmsnorm 262144x128", BSK_RMSNORM, d, 4, (int64_t[]){TC, 128, TC, T * 32},
-                     (size_t[]){e, e, e, 4}, (uint8_t[]){R, R, W, W},
-                     (int64_t[BSK_MAX_DIMS]){T * 32, 128, 0}, f);
-        bench_memory("rmsnorm_bwd 8192x4096", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, 0},
-                     (size_t[]){e, e, 4, e, e, 4}, (uint8_t[]){R, R, R, R, W, W},
-                     (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
-        bench_memory("rmsnorm_bwd with dw", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, C},
-                     (size_t[]){e, e, 4, e, e, 4}, (uint8_t[]){R, R, R, R, W, RW},
-                     (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
-        bench_memory("glu 8192x12288", BSK_GLU, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
-                     (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
-        bench_memory("glu_bwd 8192x12288", BSK_GLU_BWD, d, 5, (int64_t[]){N, N, N, N, N},
-                     (size_t[]){e, e, e, e, e}, (uint8_t[]){R, R, R, W, W},
-                     (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
-        bench_memory("add 8192x12288", BSK_ADD, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
-                     (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N}, f);
-        bench_memory("colsum 8192x4096", BSK_COLSUM, d, 2, (int64_t[]){TC, C}, (size_t[]){e, 4},
-                     (uint8_t[]){R, RW}, (int64_t[BSK_MAX_DIMS]){T, C}, f);
-        bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128},
-                     (size_t[]){e, e}, (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
-        bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC},
-                     (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
-                     (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
-                     (double[BSK_MAX_SCALARS]){1.0});
-        bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC},
-                     (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
-                     (int64_t[BSK_MAX_DIMS]){T, C, 1, 2, 3}, (double[BSK_MAX_SCALARS]){0.1});
-        const size_t rows[] = {(size_t)TC * e, (size_t)T * 4, (size_t)TC * e};
-        bench_tokens = T;
-        double s = seconds("scatter_rows", BSK_SCATTER_ROWS, d, d, 3, rows, (uint8_t[]){R, R, RW},
-                           (int64_t[BSK_MAX_DIMS]){T, C}, (double[BSK_MAX_SCALARS]){0.0}, set_index);
-        printf("bench scatter_rows 8192x4096 %s: %.3f ms %.0f GB/s\n", bs_dtype_name(d), s * 1e3,
-               (double)(3 * rows[0]) / s * 1e-9);
-        int64_t V = 16384, HT = 2048;
-        const size_t tile[] = {(size_t)(HT * V) * 4, (size_t)HT * 4, (size_t)HT * 4,
-                               (size_t)HT * 4,       (size_t)HT * 4, (size_t)HT * 4,
-                               (size_t)(HT * V) * e};
-        bench_tokens = HT;
-        s = seconds("head_tile", BSK_HEAD_TILE, d, d, 7, tile, (uint8_t[]){R, R, RW, RW, RW, W, W},
-                    (int64_t[BSK_MAX_DIMS]){HT, V, 0, 0}, f, set_labels);
-        printf("bench head_tile 2048x16384 %s: %.3f ms %.0f GB/s\n", bs_dtype_name(d), s * 1e3,
-               (double)(tile[0] + tile[6]) / s * 1e-9);
-    }
+    size_t e = bs_dtype_size(d);
+    bench_memory("glu 8192x12288", BSK_GLU, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
+                 (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
+    bench_memory("glu_bwd 8192x12288", BSK_GLU_BWD, d, 5, (int64_t[]){N, N, N, N, N},
+                 (size_t[]){e, e, e, e, e}, (uint8_t[]){R, R, R, W, W},
+                 (int64_t[BSK_MAX_DIMS]){N, BSK_SILU}, f);
+    bench_memory("add 8192x12288", BSK_ADD, d, 3, (int64_t[]){N, N, N}, (size_t[]){e, e, e},
+                 (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){N}, f);
+    bench_memory("colsum 8192x4096", BSK_COLSUM, d, 2, (int64_t[]){TC, C}, (size_t[]){e, 4},
+                 (uint8_t[]){R, RW}, (int64_t[BSK_MAX_DIMS]){T, C}, f);
+    bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128}, (size_t[]){e, e},
+                 (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
+    bench_tokens = T;
+    position_arg = 1;
+    bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC}, (size_t[]){e, 4, 4, e},
+                 (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
+                 (double[BSK_MAX_SCALARS]){1.0});
+    position_arg = 0;
+    bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC},
+                 (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
+                 (int64_t[BSK_MAX_DIMS]){T, C, 1, 2, 3}, (double[BSK_MAX_SCALARS]){0.1});
+}
+
+static void bench_indexed(bs_dtype d)
+{
+    const int64_t T = 8192, C = 4096, TC = T * C;
+    const double f[BSK_MAX_SCALARS] = {1e-5};
+    size_t e = bs_dtype_size(d);
+    if (!strstr("scatter_rows head_tile", only))
+        return;
+    const size_t rows[] = {(size_t)TC * e, (size_t)T * 4, (size_t)TC * e};
+    bench_tokens = T;
+    double s = seconds("scatter_rows", BSK_SCATTER_ROWS, d, d, 3, rows, (uint8_t[]){R, R, RW},
+                       (int64_t[BSK_MAX_DIMS]){T, C}, (double[BSK_MAX_SCALARS]){0.0}, set_index);
+    printf("bench scatter_rows 8192x4096 %s: %.3f ms %.0f GB/s\n", bs_dtype_name(d), s * 1e3,
+           (double)(3 * rows[0]) / s * 1e-9);
+    int64_t V = 16384, HT = 2048;
+    const size_t tile[] = {(size_t)(HT * V) * 4, (size_t)HT * 4, (size_t)HT * 4,      (size_t)HT * 4,
+                           (size_t)HT * 4,       (size_t)HT * 4, (size_t)(HT * V) * e};
+    bench_tokens = HT;
+    s = seconds("head_tile", BSK_HEAD_TILE, d, d, 7, tile, (uint8_t[]){R, R, RW, RW, RW, W, W},
+                (int64_t[BSK_MAX_DIMS]){HT, V, 0, 0}, f, set_labels);
+    printf("bench head_tile 2048x16384 %s: %.3f ms %.0f GB/s\n", bs_dtype_name(d), s * 1e3,
+           (double)(tile[0] + tile[6]) / s * 1e-9);
+}
+
+static void bench_flat(void)
+{
+    const double f[BSK_MAX_SCALARS] = {1e-5};
     const int64_t M = 1 << 26;
     bench_memory("adamw 67M", BSK_ADAMW, BS_DTYPE_F32, 5, (int64_t[]){M, M, M, M, 0},
                  (size_t[]){4, 4, 4, 4, 4}, (uint8_t[]){RW, R, RW, RW, W}, (int64_t[BSK_MAX_DIMS]){M},
@@ -230,10 +284,16 @@ static void bench_all(void)
     bench_gemm(BS_DTYPE_BF16, BS_DTYPE_F32, 4096, 4096, 8192, 1, 0);
     bench_gemm(BS_DTYPE_BF16, BS_DTYPE_BF16, 8192, 16, 4096, 0, 1);
     bench_gemm(BS_DTYPE_F32, BS_DTYPE_F32, 4096, 4096, 4096, 0, 1);
-    bench_rows_ops();
+    for (int v = 0; v < 2; v++) {
+        bs_dtype d = v ? BS_DTYPE_F32 : BS_DTYPE_BF16;
+        bench_norms(d);
+        bench_elementwise(d);
+        bench_indexed(d);
+    }
+    bench_flat();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     bs_status st = bs_dev_open("cuda", NULL, &dev);
     if (st != BS_OK) {
@@ -241,6 +301,7 @@ int main(void)
         return st == BS_UNSUPPORTED ? 77 : 1;
     }
     must(bsi_queue_open(dev, "compute", &queue), "queue");
+    only = argc > 1 ? argv[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
     bench_all();
     bsi_queue_close(queue);

@@ -114,6 +114,29 @@ static __device__ inline void load_some(float (&v)[VEC], const T *p, int64_t lef
         v[i] = i < left ? to_f32(p[i]) : 0.0f;
 }
 
+/* The same as they are stored, which takes fewer registers to hold. */
+template <class T> struct alignas(16) stored8 {
+    T v[VEC];
+};
+
+template <class T>
+static __device__ inline void load_some(stored8<T> &s, const T *p, int64_t left, bool wide)
+{
+    if (wide && left >= VEC) {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof s / 16; i++)
+            reinterpret_cast<uint4 *>(s.v)[i] = reinterpret_cast<const uint4 *>(p)[i];
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        if (i < left)
+            s.v[i] = p[i];
+        else
+            from_f32(&s.v[i], 0.0f);
+    }
+}
+
 template <class T>
 static __device__ inline void store_some(T *p, const float (&v)[VEC], int64_t left, bool wide)
 {
@@ -205,10 +228,11 @@ struct row_shape {
     cudaError_t status; /* of a grid that is too large; grid 0: nothing to do */
 };
 
-static inline row_shape rows_of(int64_t T, int64_t C)
+/* vectors: of 8 elements, that a thread has of a row; only rows that are too long for a block have more. */
+static inline row_shape rows_of(int64_t T, int64_t C, int vectors)
 {
     row_shape s = {dim3(VEC, 1, 1), 0, cudaSuccess};
-    while (s.block.x < ROW_THREADS && s.block.x * (int64_t)VEC < C)
+    while (s.block.x < ROW_THREADS && s.block.x * (int64_t)VEC * vectors < C)
         s.block.x *= 2;
     s.block.y = ROW_THREADS / s.block.x;
     int64_t blocks = T > 0 && C > 0 ? (T + s.block.y - 1) / s.block.y : 0;
@@ -218,10 +242,10 @@ static inline row_shape rows_of(int64_t T, int64_t C)
 }
 
 /* A kernel in which T rows of C elements have a group of threads each; nothing when there are none. */
-template <class... P, class... A>
+template <int VECTORS = 1, class... P, class... A>
 static cudaError_t issue_rows(bsk_cuda *x, void (*kernel)(P...), int64_t T, int64_t C, A... a)
 {
-    row_shape s = rows_of(T, C);
+    row_shape s = rows_of(T, C, VECTORS);
     return s.grid ? issue(x, kernel, s.grid, s.block, 0, a...) : s.status;
 }
 

@@ -23,22 +23,26 @@ static __device__ inline int64_t column(int64_t from, int k)
 #define FOR_HELD(k, c, from, limit)                                                                    \
     _Pragma("unroll") for (int k = 0; k < N; k++) if (int64_t c = column(from, k); c < (limit))
 
-template <class T, int N>
+template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_kernel(const T *x, const T *w, T *y, float *rstd, int64_t rows, int64_t C, float one,
-                   float eps, bool wide)
+                   float eps)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
-    float sum = 0.0f, v[N][VEC] = {};
+    float sum = 0.0f;
+    stored8<T> v[N];
     x += t * C;
     y += t * C;
     for (int64_t from = 0; from < limit; from += part_of_row<N>()) {
         FOR_HELD(k, c, from, limit)
         {
             load_some(v[k], x + c, C - c, wide);
+        }
+        FOR_HELD(k, c, from, limit)
+        {
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                sum += v[k][i] * v[k][i];
+                sum += to_f32(v[k].v[i]) * to_f32(v[k].v[i]);
         }
     }
     float r = 1.0f / sqrtf(group_reduce(sum, op_add()) / (float)C + eps);
@@ -53,17 +57,16 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             load_some(g, w + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                g[i] = v[k][i] * r * (one + g[i]);
+                g[i] = to_f32(v[k].v[i]) * r * (one + g[i]);
             store_some(y + c, g, C - c, wide);
         }
     }
 }
 
-/* fn(n) with the number of vectors that hold a row, as a constant. */
+/* fn(n) with the number of vectors that a thread holds, as a constant: two are the fastest while a block holds
+   its row with them. */
 template <class F> static cudaError_t by_length(int64_t C, F fn)
 {
-    if (C <= ROW_THREADS * VEC)
-        return fn(std::integral_constant<int, 1>());
     if (C <= 2 * ROW_THREADS * VEC)
         return fn(std::integral_constant<int, 2>());
     return fn(std::integral_constant<int, 4>());
@@ -75,60 +78,58 @@ cudaError_t bsk_cuda_rmsnorm(bsk_cuda *x, const bsk_call *c)
     return by_type(x, c->dtype, [&](auto t) {
         using T = decltype(t);
         return by_length(C, [&](auto n) {
-            return issue_rows(x, rmsnorm_kernel<T, decltype(n)::value>, c->n[0], C, (const T *)c->p[0],
-                              (const T *)c->p[1], (T *)c->p[2], (float *)c->p[3], c->n[0], C,
-                              c->n[2] ? 1.0f : 0.0f, (float)c->f[0],
-                              rows_wide(C, c->p[0], c->p[1], c->p[2]));
+            constexpr int N = decltype(n)::value;
+            auto kernel = rows_wide(C, c->p[0], c->p[1], c->p[2]) ? rmsnorm_kernel<T, N, true>
+                                                                  : rmsnorm_kernel<T, N, false>;
+            return issue_rows<N>(x, kernel, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+                                 (T *)c->p[2], (float *)c->p[3], c->n[0], C, c->n[2] ? 1.0f : 0.0f,
+                                 (float)c->f[0]);
         });
     });
 }
 
-/* x and dy * w at column c. */
-template <class T>
-static __device__ inline void load_gradient(float (&v)[VEC], float (&g)[VEC], const T *x, const T *w,
-                                            const T *dy, int64_t c, int64_t C, float one, bool wide)
-{
-    float weight[VEC];
-    load_some(v, x + c, C - c, wide);
-    load_some(g, dy + c, C - c, wide);
-    load_some(weight, w + c, C - c, wide);
-#pragma unroll
-    for (int i = 0; i < VEC; i++)
-        g[i] *= one + weight[i];
-}
-
 /* With g = dy * w: dx = rstd * (g - x * rstd^2 * mean(g * x)). dx may be dy. */
-template <class T, int N>
+template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_dx_kernel(const T *x, const T *w, const float *rstd, const T *dy, T *dx, int64_t rows,
-                      int64_t C, float one, bool add, bool wide)
+                      int64_t C, float one, bool add)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
-    float sum = 0.0f, v[N][VEC] = {}, g[N][VEC] = {};
+    float sum = 0.0f;
+    stored8<T> v[N], d[N];
     x += t * C;
     dy += t * C;
     dx += t * C;
     for (int64_t from = 0; from < limit; from += part_of_row<N>()) {
         FOR_HELD(k, c, from, limit)
         {
-            load_gradient(v[k], g[k], x, w, dy, c, C, one, wide);
+            load_some(v[k], x + c, C - c, wide);
+            load_some(d[k], dy + c, C - c, wide);
+        }
+        FOR_HELD(k, c, from, limit)
+        {
+            float g[VEC];
+            load_some(g, w + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                sum += g[k][i] * v[k][i];
+                sum += to_f32(d[k].v[i]) * (one + g[i]) * to_f32(v[k].v[i]);
         }
     }
     float mean = group_reduce(sum, op_add()) / (float)C, r = limit ? rstd[t] : 0.0f, k2 = mean * r * r;
     for (int64_t from = 0; from < limit; from += part_of_row<N>()) {
         FOR_HELD(k, c, from, limit)
         {
-            float old[VEC] = {0};
-            if (limit > part_of_row<N>())
-                load_gradient(v[k], g[k], x, w, dy, c, C, one, wide);
+            float old[VEC] = {0}, g[VEC];
+            if (limit > part_of_row<N>()) {
+                load_some(v[k], x + c, C - c, wide);
+                load_some(d[k], dy + c, C - c, wide);
+            }
+            load_some(g, w + c, C - c, wide);
             if (add)
                 load_some(old, dx + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                old[i] += r * (g[k][i] - v[k][i] * k2);
+                old[i] += r * (to_f32(d[k].v[i]) * (one + g[i]) - to_f32(v[k].v[i]) * k2);
             store_some(dx + c, old, C - c, wide);
         }
     }
@@ -164,10 +165,12 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         if (e != cudaSuccess)
             return e;
         return by_length(C, [&](auto n) {
-            return issue_rows(x, rmsnorm_dx_kernel<T, decltype(n)::value>, rows, C, in,
-                              (const T *)c->p[1], rstd, dy, (T *)c->p[4], rows, C,
-                              c->n[2] ? 1.0f : 0.0f, c->n[3] != 0,
-                              rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
+            constexpr int N = decltype(n)::value;
+            auto kernel = rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4])
+                              ? rmsnorm_dx_kernel<T, N, true>
+                              : rmsnorm_dx_kernel<T, N, false>;
+            return issue_rows<N>(x, kernel, rows, C, in, (const T *)c->p[1], rstd, dy, (T *)c->p[4],
+                                 rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0);
         });
     });
 }

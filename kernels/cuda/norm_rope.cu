@@ -161,11 +161,19 @@ template <int D> struct usual {
 };
 
 template <int D, class T>
-static __device__ inline void load_head(float (&e)[2][VEC], const T *head, int64_t row)
+static __device__ inline void load_head(stored8<T> (&e)[2], const T *head, int64_t row)
 {
     const T *p = head + row * D + threadIdx.x % usual<D>::LANES * VEC;
-    load8(e[0], p);
-    load8(e[1], p + D / 2);
+    load_some(e[0], p, VEC, true);
+    load_some(e[1], p + D / 2, VEC, true);
+}
+
+/* Entry i of a lane: eight of the first half, then eight of the second. */
+#define FOR_HEAD(i) _Pragma("unroll") for (int i = 0; i < 2 * VEC; i++)
+
+template <class T> static __device__ inline float entry(const stored8<T> (&e)[2], int i)
+{
+    return to_f32(e[i / VEC].v[i % VEC]);
 }
 
 template <int D, class T>
@@ -202,14 +210,9 @@ static __device__ inline void turn_head(float (&e)[2][VEC], const float2 *angle,
     }
 }
 
-/* The sum of u * v over a head, in all its lanes. */
-template <int D>
-static __device__ inline float head_dot(const float (&u)[2][VEC], const float (&v)[2][VEC])
+/* The sum of a head's lanes, in all of them. */
+template <int D> static __device__ inline float head_sum(float sum)
 {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2 * VEC; i++)
-        sum += u[i / VEC][i % VEC] * v[i / VEC][i % VEC];
 #pragma unroll
     for (int d = usual<D>::LANES / 2; d > 0; d /= 2)
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, d);
@@ -223,18 +226,24 @@ static __global__ void __launch_bounds__(ROW_THREADS) usual_forward_kernel(norm_
     __shared__ float2 angle[HEADS * usual<D>::FREQS];
     int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
             mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
-    float e[2][VEC], w[2][VEC];
+    float y[2][VEC], sum = 0.0f;
+    stored8<T> e[2], w[2];
     load_head<D>(e, a.x, row);
     load_head<D>(w, a.w, 0);
     angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
-    float r = 1.0f / sqrtf(head_dot<D>(e, e) / (float)D + a.eps);
-#pragma unroll
-    for (int i = 0; i < 2 * VEC; i++)
-        e[i / VEC][i % VEC] *= r * (a.one + w[i / VEC][i % VEC]);
-    turn_head<D>(e, angle + (row / a.H - first / a.H) * usual<D>::FREQS, false);
+    FOR_HEAD(i)
+    {
+        sum += entry(e, i) * entry(e, i);
+    }
+    float r = 1.0f / sqrtf(head_sum<D>(sum) / (float)D + a.eps);
+    FOR_HEAD(i)
+    {
+        y[i / VEC][i % VEC] = entry(e, i) * r * (a.one + entry(w, i));
+    }
+    turn_head<D>(y, angle + (row / a.H - first / a.H) * usual<D>::FREQS, false);
     if (mine >= end)
         return;
-    store_head<D>(a.y, row, e);
+    store_head<D>(a.y, row, y);
     if (threadIdx.x % usual<D>::LANES == 0)
         a.rstd[row] = r;
 }
@@ -246,23 +255,32 @@ static __global__ void __launch_bounds__(ROW_THREADS) usual_backward_kernel(norm
     __shared__ float2 angle[HEADS * usual<D>::FREQS];
     int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
             mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
-    float e[2][VEC], g[2][VEC], w[2][VEC], old[2][VEC] = {{0}}, r = a.rstd_in[row];
+    float g[2][VEC], sum = 0.0f, r = a.rstd_in[row];
+    stored8<T> e[2], d[2], w[2], old[2];
     load_head<D>(e, a.x, row);
-    load_head<D>(g, a.dy, row);
+    load_head<D>(d, a.dy, row);
     load_head<D>(w, a.w, 0);
     if (a.add)
         load_head<D>(old, a.y, row);
     angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
+    FOR_HEAD(i)
+    {
+        g[i / VEC][i % VEC] = entry(d, i);
+    }
     turn_head<D>(g, angle + (row / a.H - first / a.H) * usual<D>::FREQS, true);
-#pragma unroll
-    for (int i = 0; i < 2 * VEC; i++)
-        g[i / VEC][i % VEC] *= a.one + w[i / VEC][i % VEC];
-    float k = head_dot<D>(g, e) / (float)D * r * r;
-#pragma unroll
-    for (int i = 0; i < 2 * VEC; i++)
-        old[i / VEC][i % VEC] += r * (g[i / VEC][i % VEC] - e[i / VEC][i % VEC] * k);
+    FOR_HEAD(i)
+    {
+        g[i / VEC][i % VEC] *= a.one + entry(w, i);
+        sum += g[i / VEC][i % VEC] * entry(e, i);
+    }
+    float k = head_sum<D>(sum) / (float)D * r * r;
+    FOR_HEAD(i)
+    {
+        g[i / VEC][i % VEC] =
+            (a.add ? entry(old, i) : 0.0f) + r * (g[i / VEC][i % VEC] - entry(e, i) * k);
+    }
     if (mine < end)
-        store_head<D>(a.y, row, old);
+        store_head<D>(a.y, row, g);
 }
 
 /* A kernel for the head of the call, of which `usual<D>` has one; the others take any. */

@@ -113,7 +113,7 @@ static bs_status sinks_grad(bsi_space *s, const bsi_node *node, const bsi_value 
 static bs_status attention_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t *n = node->n, q = n[0] * n[1] * n[3], kv = n[0] * n[2] * n[3];
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     bsi_value *g[3];
     bsi_addr scratch;
     BSI_TRY(sinks_grad(s, node, dy));
@@ -255,7 +255,7 @@ static bs_status row_scale_rule(bsi_space *s, const bsi_node *node, bsi_value *d
 static bs_status labelled_rule(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t n = node->n[0], C = node->n[1];
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     bsi_value *dx, *x = node->in[0];
     BSI_TRY(bsi_grad_open(s, x, &dx));
     if (x->count)

@@ -294,8 +294,9 @@ bs_status bs_op_activation(bs_tensor *x, bs_tensor **out)
     if (x->dtype != BS_DTYPE_F32 && x->dtype != BS_DTYPE_BF16 && x->dtype != BS_DTYPE_F16)
         return bsi_fail(BS_DTYPE, "activation: %s cannot be made %s", bs_dtype_name(x->dtype),
                         bs_dtype_name(e->dtype));
-    if (s->walked)
-        return bsi_fail(BS_STATE, "activation: scope '%s' has run its backward pass", s->label->text);
+    if (s->scope.walked)
+        return bsi_fail(BS_STATE, "activation: scope '%s' has run its backward pass",
+                        s->scope.label->text);
     BSI_TRY(like(s, x, x, &y));
     bsi_expand cast = {.from = x->value->at,
                        .to = y->value->at,

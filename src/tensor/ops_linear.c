@@ -52,7 +52,7 @@ static void give(bs_engine *e, scratch *s)
 /* y = x with the scope's mask: also the backward of itself. */
 static bs_status dropout(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr y)
 {
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     int64_t T = n[N_ROWS], count = T * l->in;
     bsi_kcall c = {.op = BSK_DROPOUT,
                    .n_args = 4,
@@ -219,10 +219,10 @@ bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
     bsi_space *s;
     bs_tensor *y;
     BSI_TRY(bsi_op_begin(BSI_OP_LINEAR, 1, &x, &s));
-    bool drop = l->rank && s->train && l->dropout > 0.0;
+    bool drop = l->rank && s->scope.train && l->dropout > 0.0;
     BSI_TRY(check_input(s, x, l, drop));
     hash_linear(s, l);
-    int64_t n[] = {x->dim[0], x->capacity, s->step, drop};
+    int64_t n[] = {x->dim[0], x->capacity, s->scope.step, drop};
     bsi_value *t = NULL;
     bool recorded = bsi_tape_wants(s, 1, &x, trains(l));
     BSI_TRY(bsi_tensor_late(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));

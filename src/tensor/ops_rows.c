@@ -41,7 +41,7 @@ void bs_rope_free(bs_rope *r)
 bs_status bsi_rope_launch(bsi_space *s, const bs_rope *r, const int64_t thd[3], bool inverse,
                           bsi_addr x, bsi_addr y)
 {
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     int64_t N = thd[0] * thd[1] * thd[2];
     bsi_kcall c = {.op = BSK_ROPE,
                    .n_args = 4,
@@ -95,7 +95,7 @@ bs_status bs_op_rope(bs_tensor *x, bs_rope *r, int heads, bs_tensor **out)
 bs_status bsi_norm_rope_call(bsi_space *s, const bs_weight *w, const bs_rope *r, const int64_t n[4],
                              bsi_addr x, bsi_kcall *c)
 {
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     bsi_addr wa;
     BSI_TRY(bsi_weight_addr(w, &wa));
     c->arg[0] = bsi_act_read(s->e, x, n[0] * n[1] * n[2]);
@@ -313,18 +313,18 @@ bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
     bs_tensor *y;
     bsi_addr table;
     BSI_TRY(bsi_scope_get(e, "embed", &s));
-    if (s->walked || !s->batch)
-        return bsi_fail(BS_STATE, "embed: scope '%s' %s", s->label->text,
-                        s->batch ? "has run its backward pass; no op can follow"
-                                 : "has no micro-batch");
+    if (s->scope.walked || !s->scope.batch)
+        return bsi_fail(BS_STATE, "embed: scope '%s' %s", s->scope.label->text,
+                        s->scope.batch ? "has run its backward pass; no op can follow"
+                                       : "has no micro-batch");
     if (w->e != e || w->ref.info.ndim != 2)
         return bsi_fail(BS_SHAPE, "embed: '%s' is no table [vocab, channels] of this engine",
                         w->ref.info.name);
-    const bsi_micro *m = &s->batch->micro[s->micro];
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     int64_t n = m->tokens, C = w->ref.info.dim[1];
     BSI_TRY(check_ids(m, &w->ref));
     BSI_TRY(bsi_weight_addr(w, &table));
-    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, s->batch->cfg.tokens, &y));
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, s->scope.batch->cfg.tokens, &y));
     bsi_kcall c = {.op = BSK_GATHER_ROWS, .n_args = 3, .n = {n, C}, .label = "embed"};
     c.arg[0] = bsi_act_read(e, table, w->ref.count);
     c.arg[1] = (bsi_arg){m->dev_ids, (size_t)n * sizeof(int32_t), BSI_READ};

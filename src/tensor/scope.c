@@ -48,16 +48,10 @@ static void drop_label(bsi_space *s, bsi_label *l)
         bsi_record_give(s, BSI_LABEL, l);
 }
 
-struct bs_kept { /* a scope set aside: what bsi_space had of it */
+struct bs_kept { /* a scope set aside */
     bsi_space *space;
     struct bs_kept *next, **link; /* of the space */
-    const bs_batch *batch;
-    int micro;
-    bool train;
-    int64_t step;
-    uint64_t hash;
-    bsi_label *label;
-    bsi_link *values, *nodes;
+    bsi_scope scope;
     int n;
     bs_tensor shape[]; /* [n]: value and dims of what resume hands out; no handles */
 };
@@ -103,12 +97,18 @@ static void kill_handles(bsi_space *s)
     s->tensors = NULL;
 }
 
-static void free_records(bsi_space *s, bsi_link **values, bsi_link **nodes)
+static void free_records(bsi_space *s, bsi_scope *of)
 {
-    for (bsi_link *r = *values; r; r = r->next)
+    for (bsi_link *r = of->values; r; r = r->next)
         bsi_value_free(s, (bsi_value *)r);
-    give_all(s, BSI_VALUE, values);
-    give_all(s, BSI_NODE, nodes);
+    give_all(s, BSI_VALUE, &of->values);
+    give_all(s, BSI_NODE, &of->nodes);
+}
+
+/* The hash stays for who asks for it afterwards. */
+static void leave(bsi_space *s)
+{
+    s->scope = (bsi_scope){.hash = s->scope.hash};
 }
 
 static void close_scope(bsi_space *s)
@@ -116,10 +116,9 @@ static void close_scope(bsi_space *s)
     s->open = false;
     bsi_range_end(s->e->dev);
     kill_handles(s);
-    free_records(s, &s->values, &s->nodes);
-    drop_label(s, s->label);
-    s->label = NULL;
-    s->batch = NULL;
+    free_records(s, &s->scope);
+    drop_label(s, s->scope.label);
+    leave(s);
 }
 
 /* ---- scopes set aside ------------------------------------------------------------------------ */
@@ -137,10 +136,10 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
     bsi_space *s = NULL;
     *out = NULL;
     BSI_TRY(bsi_scope_get(e, "keep", &s));
-    if (!s->tape || s->walked)
-        return bsi_fail(BS_STATE, "keep: scope '%s' %s", s->label->text,
-                        s->tape ? "has run its backward pass; close it"
-                                : "records no tape; open it with one");
+    if (!s->scope.tape || s->scope.walked)
+        return bsi_fail(BS_STATE, "keep: scope '%s' %s", s->scope.label->text,
+                        s->scope.tape ? "has run its backward pass; close it"
+                                      : "records no tape; open it with one");
     for (int i = 0; i < n; i++) {
         BSI_TRY(bsi_tensor_here(t[i], "keep"));
         if (t[i]->space != s)
@@ -154,14 +153,7 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
         k->shape[i] = *t[i];
     k->n = n;
     k->space = s;
-    k->batch = s->batch;
-    k->micro = s->micro;
-    k->train = s->train;
-    k->step = s->step;
-    k->hash = s->hash;
-    k->label = s->label;
-    k->values = s->values;
-    k->nodes = s->nodes;
+    k->scope = s->scope;
     k->next = s->kept;
     k->link = &s->kept;
     if (s->kept)
@@ -169,10 +161,8 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
     s->kept = k;
     s->open = false;
     bsi_range_end(s->e->dev);
-    s->values = s->nodes = NULL;
     kill_handles(s);
-    s->label = NULL;
-    s->batch = NULL;
+    leave(s);
     *out = k;
     return BS_OK;
 }
@@ -183,8 +173,8 @@ bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
     if (s->open)
         return bsi_fail(BS_STATE,
                         "scope '%s' cannot be resumed while scope '%s' is open; close that first",
-                        k->label->text, s->label->text);
-    s->label = k->label;
+                        k->scope.label->text, s->scope.label->text);
+    s->scope = k->scope;
     for (int i = 0; i < k->n; i++) {
         const bs_tensor *m = &k->shape[i];
         bs_status st = bsi_tensor_over(s, m->value, m->ndim, m->dim, m->capacity, &t[i]);
@@ -192,21 +182,13 @@ bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
             while (i > 0)
                 bs_tensor_release(t[--i]);
             kill_handles(s);
-            s->label = NULL;
+            leave(s);
             return st;
         }
     }
-    s->batch = k->batch;
-    s->micro = k->micro;
-    s->step = k->step;
-    s->train = k->train;
-    s->hash = k->hash;
-    s->values = k->values;
-    s->nodes = k->nodes;
-    s->tape = s->open = true;
-    s->walked = false;
+    s->open = true;
     unlink_kept(k);
-    bsi_range_begin(s->e->dev, s->label->text);
+    bsi_range_begin(s->e->dev, s->scope.label->text);
     return BS_OK;
 }
 
@@ -217,15 +199,15 @@ int bs_kept_count(const bs_kept *k)
 
 const char *bs_kept_label(const bs_kept *k)
 {
-    return k->label->text;
+    return k->scope.label->text;
 }
 
 void bs_kept_free(bs_kept *k)
 {
     if (!k)
         return;
-    free_records(k->space, &k->values, &k->nodes);
-    drop_label(k->space, k->label);
+    free_records(k->space, &k->scope);
+    drop_label(k->space, k->scope.label);
     unlink_kept(k);
 }
 
@@ -264,25 +246,24 @@ bs_status bs_scope_open(bs_engine *e, const bs_scope_cfg *cfg)
     BSI_TRY(bsi_space_get(e, &s));
     if (s->open)
         return bsi_fail(BS_STATE, "scope '%s' cannot open while scope '%s' is open; close that first",
-                        label, s->label->text);
+                        label, s->scope.label->text);
     if (cfg->batch && (cfg->batch->e != e || cfg->micro < 0 || cfg->micro >= cfg->batch->cfg.micros))
         return bsi_fail(BS_ARG,
                         "scope '%s': micro-batch %d; a batch of this engine with 0..%d is expected",
                         label, cfg->micro, cfg->batch->cfg.micros - 1);
-    s->label = bsi_record_take(s, BSI_LABEL);
-    if (!s->label)
+    bsi_label *l = bsi_record_take(s, BSI_LABEL);
+    if (!l)
         return BS_NOMEM;
-    s->label->refs = 1;
-    snprintf(s->label->text, sizeof s->label->text, "%s", label);
-    s->batch = cfg->batch;
-    s->micro = cfg->micro;
-    s->step = cfg->step;
-    s->tape = cfg->tape;
-    s->train = cfg->train;
-    s->walked = false;
-    s->hash = 0;
+    l->refs = 1;
+    snprintf(l->text, sizeof l->text, "%s", label);
+    s->scope = (bsi_scope){.batch = cfg->batch,
+                           .micro = cfg->micro,
+                           .step = cfg->step,
+                           .tape = cfg->tape,
+                           .train = cfg->train,
+                           .label = l};
     s->open = true;
-    bsi_range_begin(e->dev, s->label->text);
+    bsi_range_begin(e->dev, s->scope.label->text);
     return BS_OK;
 }
 
@@ -296,7 +277,7 @@ void bs_scope_close(bs_engine *e)
 uint64_t bs_scope_hash(const bs_engine *e)
 {
     const bsi_space *s = e->tensors;
-    return s ? s->hash : 0;
+    return s ? s->scope.hash : 0;
 }
 
 bs_status bsi_scope_get(bs_engine *e, const char *what, bsi_space **out)
@@ -311,29 +292,29 @@ bs_status bsi_scope_get(bs_engine *e, const char *what, bsi_space **out)
 bs_status bsi_scope_micro(bsi_space *s, const char *op, const bs_tensor *x, const bsi_micro **out)
 {
     char shape[BSI_SHAPE_TEXT];
-    if (!s->batch)
+    if (!s->scope.batch)
         return bsi_fail(BS_STATE, "%s: scope '%s' has no micro-batch, which gives rows and positions",
-                        op, s->label->text);
-    const bsi_micro *m = &s->batch->micro[s->micro];
+                        op, s->scope.label->text);
+    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
     if (x->dim[0] != m->tokens)
         return bsi_fail(
             BS_SHAPE, "%s: x %s has %lld rows, the micro-batch of scope '%s' has %lld tokens", op,
-            bsi_shape_text(x, shape), (long long)x->dim[0], s->label->text, (long long)m->tokens);
+            bsi_shape_text(x, shape), (long long)x->dim[0], s->scope.label->text, (long long)m->tokens);
     *out = m;
     return BS_OK;
 }
 
 void bsi_hash_ints(bsi_space *s, int n, const int64_t *v)
 {
-    s->hash = bs_hash64(v, (size_t)n * sizeof *v, s->hash);
+    s->scope.hash = bs_hash64(v, (size_t)n * sizeof *v, s->scope.hash);
 }
 
 void bsi_hash_number(bsi_space *s, double v)
 {
-    s->hash = bs_hash64(&v, sizeof v, s->hash);
+    s->scope.hash = bs_hash64(&v, sizeof v, s->scope.hash);
 }
 
 void bsi_hash_text(bsi_space *s, const char *text)
 {
-    s->hash = bs_hash64(text, strlen(text), s->hash);
+    s->scope.hash = bs_hash64(text, strlen(text), s->scope.hash);
 }

@@ -51,9 +51,9 @@ bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
             return bsi_fail(BS_DTYPE, "%s: input %d is %s, activations are %s", name, i + 1,
                             bs_dtype_name(in[i]->dtype), bs_dtype_name(s->e->dtype));
     }
-    if (s->walked)
+    if (s->scope.walked)
         return bsi_fail(BS_STATE, "%s: scope '%s' has run its backward pass; no op can follow", name,
-                        s->label->text);
+                        s->scope.label->text);
     bsi_hash_ints(s, 1, &(int64_t){op});
     for (int i = 0; i < n; i++) {
         bsi_hash_ints(s, in[i]->ndim, in[i]->dim);
@@ -70,7 +70,7 @@ bool bsi_tape_wants(const bsi_space *s, int n, bs_tensor *const *in, bool traina
     bool wants = trainable;
     for (int i = 0; i < n; i++)
         wants = wants || in[i]->value->wanted;
-    return s->tape && wants;
+    return s->scope.tape && wants;
 }
 
 bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi_value *result,
@@ -86,8 +86,8 @@ bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi
     result->wanted = true;
     if (late(op))
         result->late = node;
-    node->link.next = s->nodes;
-    s->nodes = &node->link;
+    node->link.next = s->scope.nodes;
+    s->scope.nodes = &node->link;
     *out = node;
     return BS_OK;
 }
@@ -217,14 +217,14 @@ static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_ten
     if (!same)
         return bsi_fail(BS_SHAPE,
                         "backward in scope '%s': output %s with gradient %s; the shapes must be equal",
-                        s->label->text, bsi_shape_text(y, a), bsi_shape_text(g, b));
+                        s->scope.label->text, bsi_shape_text(y, a), bsi_shape_text(g, b));
     return BS_OK;
 }
 
 /* What rules read is computed; nodes that nobody reads stay without a launch. */
 static bs_status ready_saved(bsi_space *s)
 {
-    for (bsi_link *r = s->nodes; r; r = r->next) {
+    for (bsi_link *r = s->scope.nodes; r; r = r->next) {
         bsi_node *node = (bsi_node *)r;
         for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
             BSI_TRY(bsi_value_ready(s, node->saved[i]));
@@ -234,7 +234,7 @@ static bs_status ready_saved(bsi_space *s)
 
 static void free_unread(bsi_space *s)
 {
-    for (bsi_link *r = s->values; r; r = r->next) {
+    for (bsi_link *r = s->scope.values; r; r = r->next) {
         bsi_value *v = (bsi_value *)r;
         if (v->uses == 0 && !v->leaf)
             bsi_value_free(s, v);
@@ -254,7 +254,7 @@ static bs_status run_node(bsi_space *s, const bsi_node *node)
     if (dy) {
         bs_status st = bsi_rules[node->op](s, node, dy);
         if (st != BS_OK)
-            return bsi_wrap(st, "backward of %s in scope '%s'", names[node->op], s->label->text);
+            return bsi_wrap(st, "backward of %s in scope '%s'", names[node->op], s->scope.label->text);
     }
     for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
         bsi_value_drop(s, node->saved[i]);
@@ -269,9 +269,9 @@ bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tenso
 {
     bsi_space *s;
     BSI_TRY(bsi_scope_get(e, "backward", &s));
-    if (!s->tape || s->walked)
-        return bsi_fail(BS_STATE, "backward: scope '%s' %s", s->label->text,
-                        s->tape ? "has run it already" : "records no tape");
+    if (!s->scope.tape || s->scope.walked)
+        return bsi_fail(BS_STATE, "backward: scope '%s' %s", s->scope.label->text,
+                        s->scope.tape ? "has run it already" : "records no tape");
     for (int i = 0; i < n; i++)
         BSI_TRY(check_pair(s, out[i], grad[i]));
     for (int i = 0; i < n; i++) {
@@ -279,13 +279,13 @@ bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tenso
         grad[i]->value->uses++;
     }
     BSI_TRY(bsi_tape_settle(s));
-    s->walked = true;
+    s->scope.walked = true;
     for (int i = 0; i < n; i++) {
         if (out[i]->value->wanted)
             BSI_TRY(deposit(s, out[i]->value, grad[i]->value));
         bsi_value_drop(s, grad[i]->value);
     }
-    for (bsi_link *r = s->nodes; r; r = r->next)
+    for (bsi_link *r = s->scope.nodes; r; r = r->next)
         BSI_TRY(run_node(s, (const bsi_node *)r));
     return BS_OK;
 }

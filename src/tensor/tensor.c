@@ -12,7 +12,7 @@
 
 bs_status bsi_value_take(bsi_space *s, bsi_value *v)
 {
-    return bsi_wrap(bsi_arena_take(s->e->pool, v->bytes, &v->at), "scope '%s'", s->label->text);
+    return bsi_wrap(bsi_arena_take(s->e->pool, v->bytes, &v->at), "scope '%s'", s->scope.label->text);
 }
 
 static bs_status open_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t count, bsi_value **out)
@@ -24,8 +24,8 @@ static bs_status open_value(bsi_space *s, bs_dtype t, size_t bytes, int64_t coun
     v->bytes = bytes;
     v->count = count;
     v->owned = true;
-    v->link.next = s->values;
-    s->values = &v->link;
+    v->link.next = s->scope.values;
+    s->scope.values = &v->link;
     *out = v;
     return BS_OK;
 }
@@ -37,7 +37,7 @@ bs_status bsi_value_late(bsi_space *s, bs_dtype t, int64_t rows, int64_t capacit
     if (!bsi_mul_size((size_t)capacity, (size_t)row, &bytes) ||
         !bsi_mul_size(bytes, bs_dtype_size(t), &bytes))
         return bsi_fail(BS_SHAPE, "scope '%s': a tensor of %lld rows of %lld elements is too large",
-                        s->label->text, (long long)capacity, (long long)row);
+                        s->scope.label->text, (long long)capacity, (long long)row);
     return open_value(s, t, bytes, rows * row, out);
 }
 
@@ -68,7 +68,7 @@ void bsi_value_free(bsi_space *s, bsi_value *v)
 
 void bsi_value_drop(bsi_space *s, bsi_value *v)
 {
-    if (--v->uses == 0 && s->walked && !v->leaf)
+    if (--v->uses == 0 && s->scope.walked && !v->leaf)
         bsi_value_free(s, v);
 }
 
@@ -81,7 +81,7 @@ bs_status bsi_tensor_over(bsi_space *s, bsi_value *v, int ndim, const int64_t *d
     if (!t)
         return BS_NOMEM;
     t->space = s;
-    t->label = s->label;
+    t->label = s->scope.label;
     t->label->refs++;
     t->value = v;
     t->refs = 2;
@@ -103,7 +103,7 @@ bs_status bsi_tensor_late(bsi_space *s, int ndim, const int64_t *dim, int64_t ca
     for (int i = 1; i < ndim; i++)
         if (__builtin_mul_overflow(row, dim[i], &row))
             return bsi_fail(BS_SHAPE, "scope '%s': the row of a tensor has too many elements",
-                            s->label->text);
+                            s->scope.label->text);
     BSI_TRY(bsi_value_late(s, s->e->dtype, dim[0], capacity, row, &v));
     return bsi_tensor_over(s, v, ndim, dim, capacity, out);
 }
@@ -208,8 +208,8 @@ bs_status bs_tensor_at(bs_engine *e, const bs_place *at, bs_tensor **out)
     v->dtype = at->dtype;
     v->count = at->rows * at->channels;
     v->bytes = (size_t)(at->capacity * at->channels) * bs_dtype_size(at->dtype);
-    v->link.next = s->values;
-    s->values = &v->link;
+    v->link.next = s->scope.values;
+    s->scope.values = &v->link;
     return bsi_tensor_over(s, v, 2, (int64_t[]){at->rows, at->channels}, at->capacity, out);
 }
 
@@ -248,9 +248,9 @@ bs_status bs_tensor_from(bs_engine *e, const bs_array *a, bs_tensor **out)
     bsi_space *s;
     bs_tensor *t;
     BSI_TRY(bsi_scope_get(e, "tensor from an array", &s));
-    if (s->walked)
+    if (s->scope.walked)
         return bsi_fail(BS_STATE, "tensor from an array: scope '%s' has run its backward pass",
-                        s->label->text);
+                        s->scope.label->text);
     if (a->dtype != BS_DTYPE_F32 && a->dtype != e->dtype)
         return bsi_fail(BS_DTYPE, "tensor from an array of %s: activations are %s; cast it first",
                         bs_dtype_name(a->dtype), bs_dtype_name(e->dtype));
@@ -270,16 +270,16 @@ bs_status bs_tensor_want_grad(bs_tensor *t)
 {
     BSI_TRY(bsi_tensor_check(t, "want_grad"));
     const bsi_space *s = t->space;
-    if (!s->tape || s->walked)
-        return bsi_fail(BS_STATE, "want_grad: scope '%s' %s", s->label->text,
-                        s->tape ? "has run its backward pass" : "records no tape");
+    if (!s->scope.tape || s->scope.walked)
+        return bsi_fail(BS_STATE, "want_grad: scope '%s' %s", s->scope.label->text,
+                        s->scope.tape ? "has run its backward pass" : "records no tape");
     if (t->dtype != s->e->dtype)
         return bsi_fail(BS_DTYPE, "want_grad: a %s tensor has no gradient, %s is expected",
                         bs_dtype_name(t->dtype), bs_dtype_name(s->e->dtype));
     if (t->value->consumed)
         return bsi_fail(BS_STATE,
                         "want_grad: scope '%s' has used this tensor already; mark it before its use",
-                        s->label->text);
+                        s->scope.label->text);
     t->value->leaf = t->value->wanted = true;
     return BS_OK;
 }
@@ -288,8 +288,8 @@ bs_status bs_tensor_grad(bs_tensor *t, bs_tensor **out)
 {
     BSI_TRY(bsi_tensor_check(t, "grad"));
     bsi_space *s = t->space;
-    if (!t->value->leaf || !s->walked)
-        return bsi_fail(BS_STATE, "grad: in scope '%s', %s", s->label->text,
+    if (!t->value->leaf || !s->scope.walked)
+        return bsi_fail(BS_STATE, "grad: in scope '%s', %s", s->scope.label->text,
                         t->value->leaf ? "backward has not run"
                                        : "the tensor is not marked by want_grad");
     *out = NULL;

@@ -100,18 +100,24 @@ typedef struct bsi_node {
     double f[BSI_NODE_SCALARS];
 } bsi_node;
 
-struct bsi_space { /* e->tensors: the open scope and the free lists */
-    bs_engine *e;  /* NULL: closed; the last handle frees the space */
-    int handles;   /* tensors that are not in the free list */
-    bool open, tape, train, walked;
-    bool poison; /* check devices: freed bytes are overwritten, in queue order */
+typedef struct bsi_scope { /* what of a scope is set aside with it */
     const bs_batch *batch;
     int micro;
+    bool tape, train, walked;
     int64_t step;
     uint64_t hash;
     bsi_label *label;
-    bsi_link *tensors, *values, *nodes; /* of the open scope, newest first */
-    struct bs_kept *kept;               /* scopes set aside */
+    bsi_link *values, *nodes; /* newest first */
+} bsi_scope;
+
+struct bsi_space { /* e->tensors: the open scope and the free lists */
+    bs_engine *e;  /* NULL: closed; the last handle frees the space */
+    int handles;   /* tensors that are not in the free list */
+    bool poison;   /* check devices: freed bytes are overwritten, in queue order */
+    bool open;
+    bsi_scope scope;      /* the open one */
+    bsi_link *tensors;    /* its handles, newest first */
+    struct bs_kept *kept; /* scopes set aside */
     bsi_link *idle[BSI_RECORD_COUNT];
 
     /* Tensors whose copy is in the expand region: valid for one block of one visit. */

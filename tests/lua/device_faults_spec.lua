@@ -76,7 +76,8 @@ describe("device memory that is taken after the plan", function()
   after_each(broken.check_usable)
 
   it("is planned without, once, with the same numbers", function()
-    local settings = { home = "auto", dev_slots = "auto" }
+    -- A capacity that makes the pool much larger than what kernels need for themselves.
+    local settings = { home = "auto", dev_slots = "auto", micro_tokens = 8192 }
     local lines = {}
     local function peak()
       local j <close> = job.new(broken.settings(settings))
