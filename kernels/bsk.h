@@ -30,7 +30,8 @@
 ** op                 p[] (r: read, w: written, rw)                                     n[] ; f[]
 */
 typedef enum bsk_op {
-    BSK_GEMM,         /* A ar, B ar, C orw       ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta */
+    BSK_GEMM,         /* A ar, B ar, C orw, D or|absent ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta
+                         (C = alpha op(A) op(B) + beta D; D, laid out like C and no part of it, absent: C) */
     BSK_EXPAND,       /* src r, dst ow           ; bs_dtype of src, N ; scale */
     BSK_BIAS,         /* y arw, b ar             ; T, C            (y += b) */
     BSK_COLSUM,       /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */

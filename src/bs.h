@@ -618,7 +618,9 @@ BS_API BS_NODISCARD bs_status bs_tensor_from(bs_engine *e, const bs_array *a, bs
 
 /* ---- ops: activations have the engine's compute dtype, [rows, channels] -------------------------- */
 
-BS_API BS_NODISCARD bs_status bs_op_linear(bs_tensor *x, bs_linear *w, bs_tensor **out);
+/* y = x W^T + b + scale * (drop(x) A^T) B^T + r, what w has of it. r: a residual [rows, out] that the product
+   is added to as it is computed, or NULL. */
+BS_API BS_NODISCARD bs_status bs_op_linear(bs_tensor *x, bs_linear *w, bs_tensor *r, bs_tensor **out);
 /* y = x / rms(x) * (w + one_plus), over the last `channels(w)` entries: a row of x may hold several
    heads, each normalised alone. Zhang & Sennrich 2019. */
 BS_API BS_NODISCARD bs_status bs_op_rmsnorm(bs_tensor *x, bs_weight *w, double eps, bool one_plus,

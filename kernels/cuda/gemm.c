@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** gemm.c: C = alpha op(A) op(B) + beta C, row-major, by cuBLAS. A row-major matrix is the transpose
-** of a column-major one with the same leading dimension, so cuBLAS computes C^T = op(B)^T op(A)^T
-** with the operands swapped. Sums are f32 and parts of a sum are never rounded to bf16; f32 operands
+** gemm.c: C = alpha op(A) op(B) + beta D, row-major, by cuBLAS; D is C where the call has none. A
+** row-major matrix is the transpose of a column-major one with the same leading dimension, so cuBLAS
+** computes C^T = op(B)^T op(A)^T with the operands swapped. Sums are f32 and parts of a sum are never rounded to bf16; f32 operands
 ** are never rounded to fewer bits.
 **
 ** cuBLAS searches for an algorithm in every call, which takes longer than a small product. For bf16 the
@@ -59,12 +59,19 @@ static bool describe(const bsk_cublas *blas, bsk_cuda_product *p, const bsk_call
            !blas->layout_create(&p->c, out, nu, mu, n[7]);
 }
 
+/* Of C and D, which share a layout. */
+static uint32_t alignment_of_sum(const bsk_call *c)
+{
+    uint32_t to = alignment(c->p[2]), from = alignment(c->p[3]);
+    return to < from ? to : from;
+}
+
 static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
 {
     const bsk_cublas *blas = x->blas;
     const size_t bytes = BSK_CUDA_BLAS_BYTES;
     const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t a = alignment(c->p[1]), b = alignment(c->p[0]), d = alignment(c->p[2]);
+    const uint32_t a = alignment(c->p[1]), b = alignment(c->p[0]), d = alignment_of_sum(c);
     cublasLtMatmulHeuristicResult_t found;
     cublasLtMatmulPreference_t wish = NULL;
     int count = 0;
@@ -92,7 +99,7 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
     uint64_t hash = 0;
     memcpy(key, c->n, 8 * sizeof *key);
     key[8] = 1 + c->out + ((int64_t)alignment(c->p[0]) << 8) + ((int64_t)alignment(c->p[1]) << 20) +
-             ((int64_t)alignment(c->p[2]) << 32);
+             ((int64_t)alignment_of_sum(c) << 32);
     for (int i = 0; i < 9; i++) {
         hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
         hash ^= hash >> 32;
@@ -109,6 +116,15 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
 
 /* ---- the launcher ---- */
 
+/* C = D, for products that add to C only. */
+static cudaError_t copy_sum(const bsk_cuda *x, const bsk_call *c)
+{
+    size_t size = c->out == BS_DTYPE_BF16 ? 2 : 4, pitch = (size_t)c->n[7] * size;
+    return c->p[3] ? cudaMemcpy2DAsync(c->p[2], pitch, c->p[3], pitch, (size_t)c->n[3] * size,
+                                       (size_t)c->n[2], cudaMemcpyDeviceToDevice, x->stream)
+                   : cudaSuccess;
+}
+
 static cublasStatus_t launch(bsk_cuda *x, const bsk_call *c, bool narrow)
 {
     const int64_t *n = c->n, M = n[2], N = n[3], K = n[4];
@@ -116,8 +132,10 @@ static cublasStatus_t launch(bsk_cuda *x, const bsk_call *c, bool narrow)
     const bsk_cuda_product *p = narrow ? product_of(x, c) : NULL;
     if (p && p->op)
         return x->blas->matmul((cublasLtHandle_t)x->handle, p->op, &alpha, c->p[1], p->a, c->p[0], p->b,
-                               &beta, c->p[2], p->c, c->p[2], p->c, &p->algo, x->workspace,
-                               BSK_CUDA_BLAS_BYTES, x->stream);
+                               &beta, c->p[3] ? c->p[3] : c->p[2], p->c, c->p[2], p->c, &p->algo,
+                               x->workspace, BSK_CUDA_BLAS_BYTES, x->stream);
+    if (copy_sum(x, c) != cudaSuccess)
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     cudaDataType_t type = narrow ? CUDA_R_16BF : CUDA_R_32F;
     return x->blas->gemm(
         x->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6], c->p[0],
@@ -136,8 +154,11 @@ cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
         x->note = "a product takes f32 operands to f32, or bf16 operands to f32 or bf16";
         return cudaErrorNotSupported;
     }
-    if (K <= 0)
-        return bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], (float)c->f[1]);
+    if (K <= 0) {
+        cudaError_t e = copy_sum(x, c);
+        return e == cudaSuccess ? bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], (float)c->f[1])
+                                : e;
+    }
     cublasStatus_t st = launch(x, c, narrow);
     if (st == CUBLAS_STATUS_SUCCESS)
         return cudaSuccess;

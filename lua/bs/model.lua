@@ -233,8 +233,9 @@ function model.create(dir, hf, opts)
   checkpoint.write(dir, hf, arrays, "f32")
 end
 
--- A linear applies itself when called; everything else of `w` is the weight object.
-local linear_mt = { __call = function(self, x) return bs.op.linear(x, self.linear) end }
+-- A linear applies itself when called, and adds to a residual: w.o_proj(x), w.o_proj(x, residual). Everything else
+-- of `w` is the weight object.
+local linear_mt = { __call = function(self, x, residual) return bs.op.linear(x, self.linear, residual) end }
 
 local function place(tree, path, value)
   local keys = {}

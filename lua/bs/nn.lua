@@ -317,14 +317,16 @@ function nn.attention(c, ctx, q, k, v, sinks)
   })
 end
 
---- down(act(gate(x)) * up(x)), Shazeer 2020; m: the `mlp` weights.
-function nn.mlp(c, m, x) return m.down_proj(nn.glu(m.gate_proj(x), m.up_proj(x), c.act)) end
+--- down(act(gate(x)) * up(x)) (+ residual, where one is given), Shazeer 2020; m: the `mlp` weights.
+function nn.mlp(c, m, x, residual)
+  return m.down_proj(nn.glu(m.gate_proj(x), m.up_proj(x), c.act), residual)
+end
 
 --- The same where one linear holds gate and up.
-function nn.fused_mlp(c, m, x)
+function nn.fused_mlp(c, m, x, residual)
   local both = m.gate_up_proj(x)
   local gate, up = nn.columns(both, 1, c.hidden), nn.columns(both, c.hidden + 1, c.hidden)
-  return m.down_proj(nn.glu(gate, up, c.act))
+  return m.down_proj(nn.glu(gate, up, c.act), residual)
 end
 
 --- Groups of LoRA targets under the usual names.

@@ -314,13 +314,15 @@ static int finish(lua_State *L, bsl_box *box, bs_tensor *t, bs_status st, const 
     return 1;
 }
 
+/* linear(x, w [, residual]) */
 static int l_linear(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
     bs_linear *w = bsl_check(L, 2, &bsl_linear_type);
+    bs_tensor *r = lua_isnoneornil(L, 3) ? NULL : bsl_checktensor(L, 3);
     bsl_use(L, 2);
     bsl_box *box = bsl_newtensor(L, 1);
-    bs_status st = bs_op_linear(x, w, &y);
+    bs_status st = bs_op_linear(x, w, r, &y);
     return finish(L, box, y, st, "bs.op.linear");
 }
 

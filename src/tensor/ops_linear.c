@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** ops_linear.c: y = x W^T + b + scale * (drop(x) A^T) B^T, forward and backward. Sizes: T rows, C
-** inputs, O outputs, R rank. The tape keeps x (only where a weight or A is trainable) and t = drop(x)
-** A^T (only where B is); dropout is a function of (step, row, position, channel), so backward draws
-** the same mask again. Owner thread only.
+** ops_linear.c: y = x W^T + b + scale * (drop(x) A^T) B^T + r, forward and backward; b, the adapter
+** and the residual r where they are given. Sizes: T rows, C inputs, O outputs, R rank. The tape keeps x
+** (only where a weight or A is trainable) and t = drop(x) A^T (only where B is); dropout is a function of
+** (step, row, position, channel), so backward draws the same mask again. Owner thread only.
 */
 #include "tensor/tensor.h"
 
@@ -14,14 +14,17 @@ bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label)
 {
     bsi_kcall c = {
         .op = BSK_GEMM,
-        .n_args = 3,
+        .n_args = g->d.mem ? 4 : 3,
         .n = {g->ta, g->tb, g->M, g->N, g->K, g->ta ? g->M : g->K, g->tb ? g->K : g->N, g->N},
         .f = {g->alpha, g->beta},
         .out = g->sums ? BS_DTYPE_F32 : e->dtype,
         .label = label};
     c.arg[0] = bsi_act_read(e, g->a, g->M * g->K);
     c.arg[1] = bsi_act_read(e, g->b, g->K * g->N);
-    c.arg[2] = bsi_operand(g->c, c.out, g->M * g->N, g->beta == 0.0 ? BSI_WRITE : BSI_READWRITE);
+    c.arg[2] =
+        bsi_operand(g->c, c.out, g->M * g->N, g->beta == 0.0 || g->d.mem ? BSI_WRITE : BSI_READWRITE);
+    if (g->d.mem)
+        c.arg[3] = bsi_operand(g->d, c.out, g->M * g->N, BSI_READ);
     return bsi_op_launch(e, &c);
 }
 
@@ -80,8 +83,10 @@ static bs_status adapter_input(bsi_space *s, const bs_linear *l, const int64_t *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* y (+)= x W^T + b. With an adapter its part is in y already, so that the sum of both is rounded once. */
-static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr y)
+/* y = x W^T + b + r. With an adapter y has its part and r already, so that the sum of all is rounded
+   twice and no more. */
+static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr r,
+                              bsi_addr y)
 {
     bsi_addr w, b;
     BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
@@ -91,10 +96,11 @@ static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_a
                                         .N = l->out,
                                         .K = l->in,
                                         .alpha = 1.0,
-                                        .beta = l->rank ? 1.0 : 0.0,
+                                        .beta = l->rank || r.mem ? 1.0 : 0.0,
                                         .a = x,
                                         .b = w,
-                                        .c = y},
+                                        .c = y,
+                                        .d = l->rank ? (bsi_addr){0} : r},
                             "linear"));
     if (!l->bias.count)
         return BS_OK;
@@ -126,8 +132,9 @@ static bs_status adapter_a(bsi_space *s, const bs_linear *l, const int64_t *n, b
     return st;
 }
 
-/* y = scale * t B^T */
-static bs_status adapter_b(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr t, bsi_addr y)
+/* y = scale * t B^T + r */
+static bs_status adapter_b(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr t, bsi_addr r,
+                           bsi_addr y)
 {
     return bsi_gemm_launch(s->e,
                            &(bsi_gemm){.tb = true,
@@ -135,14 +142,16 @@ static bs_status adapter_b(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr
                                        .N = l->out,
                                        .K = l->rank,
                                        .alpha = l->scale,
+                                       .beta = r.mem ? 1.0 : 0.0,
                                        .a = t,
                                        .b = l->b,
-                                       .c = y},
+                                       .c = y,
+                                       .d = r},
                            "lora B");
 }
 
-/* y from x and, where it has been computed, t */
-static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x,
+/* y from x, r (mem NULL: none) and, where it has been computed, t */
+static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr r,
                              const bsi_value *t, bsi_addr y)
 {
     scratch tmp = {0};
@@ -153,16 +162,17 @@ static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n,
             st = adapter_a(s, l, n, x, tmp.at);
     }
     if (st == BS_OK && l->rank)
-        st = adapter_b(s, l, n[N_ROWS], t ? t->at : tmp.at, y);
+        st = adapter_b(s, l, n[N_ROWS], t ? t->at : tmp.at, r, y);
     give(s->e, &tmp);
-    return st == BS_OK ? base_forward(s, l, n[N_ROWS], x, y) : st;
+    return st == BS_OK ? base_forward(s, l, n[N_ROWS], x, r, y) : st;
 }
 
 bs_status bsi_linear_forward(bsi_space *s, const bsi_node *node)
 {
     const bs_linear *l = node->ref;
     const bsi_value *t = l->rank && l->grad_b.mem ? node->saved[0] : NULL;
-    return bsi_wrap(run_forward(s, l, node->n, node->in[0]->at, t, node->out->at), "linear '%s'",
+    bsi_addr r = node->in[1] ? node->in[1]->at : (bsi_addr){0};
+    return bsi_wrap(run_forward(s, l, node->n, node->in[0]->at, r, t, node->out->at), "linear '%s'",
                     l->name);
 }
 
@@ -172,27 +182,29 @@ static bool trains(const bs_linear *l)
 }
 
 /* The node of a late y. t, which backward reads whether or not y is ever computed, is computed here. */
-static bs_status record(bsi_space *s, bs_tensor *x, const bs_linear *l, const int64_t *n, bsi_value **t,
-                        bsi_value *y)
+static bs_status record(bsi_space *s, int n_in, bs_tensor *const *in, const bs_linear *l,
+                        const int64_t *n, bsi_value **t, bsi_value *y)
 {
+    bsi_value *x = in[0]->value;
     bsi_node *node;
     if (l->rank && l->grad_b.mem) {
-        BSI_TRY(bsi_value_ready(s, x->value));
+        BSI_TRY(bsi_value_ready(s, x));
         BSI_TRY(bsi_value_new(s, s->e->dtype, n[N_ROWS], n[N_CAPACITY], l->rank, t));
-        BSI_TRY(adapter_a(s, l, n, x->value->at, (*t)->at));
+        BSI_TRY(adapter_a(s, l, n, x->at, (*t)->at));
     }
-    BSI_TRY(bsi_node_new(s, BSI_OP_LINEAR, 1, &x, y, &node));
+    BSI_TRY(bsi_node_new(s, BSI_OP_LINEAR, n_in, in, y, &node));
     node->ref = l;
     for (int i = 0; i <= N_DROP; i++)
         node->n[i] = n[i];
     if (*t)
         bsi_node_save(node, *t);
     if (l->weight.grad.mem || l->grad_a.mem)
-        bsi_node_save(node, x->value);
+        bsi_node_save(node, x);
     return BS_OK;
 }
 
-static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_linear *l, bool drop)
+static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_tensor *r, const bs_linear *l,
+                             bool drop)
 {
     char shape[BSI_SHAPE_TEXT];
     const bsi_micro *m;
@@ -202,6 +214,9 @@ static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_linear *
                         "expected",
                         l->name, bsi_shape_text(x, shape), (long long)l->out, (long long)l->in,
                         (long long)l->in);
+    if (r && (r->ndim != 2 || r->dim[0] != x->dim[0] || r->dim[1] != l->out))
+        return bsi_fail(BS_SHAPE, "linear '%s': residual %s; [%lld %lld], like the result, is expected",
+                        l->name, bsi_shape_text(r, shape), (long long)x->dim[0], (long long)l->out);
     if (s->e != l->e)
         return bsi_fail(BS_ARG, "linear '%s' was made on another engine", l->name);
     return drop ? bsi_scope_micro(s, "linear with dropout", x, &m) : BS_OK;
@@ -214,21 +229,22 @@ static void hash_linear(bsi_space *s, const bs_linear *l)
     bsi_hash_ints(s, 4, (int64_t[]){l->weight.block, l->in, l->out, l->rank});
 }
 
-bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor **out)
+bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor *r, bs_tensor **out)
 {
     bsi_space *s;
-    bs_tensor *y;
-    BSI_TRY(bsi_op_begin(BSI_OP_LINEAR, 1, &x, &s));
+    bs_tensor *y, *in[] = {x, r};
+    int n_in = r ? 2 : 1;
+    BSI_TRY(bsi_op_begin(BSI_OP_LINEAR, n_in, in, &s));
     bool drop = l->rank && s->scope.train && l->dropout > 0.0;
-    BSI_TRY(check_input(s, x, l, drop));
+    BSI_TRY(check_input(s, x, r, l, drop));
     hash_linear(s, l);
     int64_t n[] = {x->dim[0], x->capacity, s->scope.step, drop};
     bsi_value *t = NULL;
-    bool recorded = bsi_tape_wants(s, 1, &x, trains(l));
+    bool recorded = bsi_tape_wants(s, n_in, in, trains(l));
     BSI_TRY(bsi_tensor_late(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
-    bs_status st = recorded ? record(s, x, l, n, &t, y->value) : bsi_value_take(s, y->value);
+    bs_status st = recorded ? record(s, n_in, in, l, n, &t, y->value) : bsi_value_take(s, y->value);
     if (st == BS_OK && !recorded)
-        st = run_forward(s, l, n, x->value->at, t, y->value->at);
+        st = run_forward(s, l, n, x->value->at, r ? r->value->at : (bsi_addr){0}, t, y->value->at);
     if (st != BS_OK) {
         bs_tensor_release(y);
         return bsi_wrap(st, "linear '%s'", l->name);
@@ -384,6 +400,8 @@ bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
         st = grad_a(s, l, node->n, x, u.at);
     if (st == BS_OK && node->in[0]->wanted)
         st = input_grad(s, l, node, u.at, dy->at);
+    if (st == BS_OK && node->in[1])
+        st = bsi_grad_share(s, node->in[1], dy);
     give(s->e, &u);
     return st;
 }

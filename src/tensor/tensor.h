@@ -270,12 +270,12 @@ static inline bs_status bsi_op_launch(bs_engine *e, bsi_kcall *call)
     return bsi_engine_launch(e, call);
 }
 
-typedef struct bsi_gemm { /* C[M,N] = alpha op(A)[M,K] op(B)[K,N] + beta C, all dense */
+typedef struct bsi_gemm { /* C[M,N] = alpha op(A)[M,K] op(B)[K,N] + beta D, all dense */
     bool ta, tb;
     bool sums; /* C is an f32 accumulator, else an activation */
     int64_t M, N, K;
     double alpha, beta;
-    bsi_addr a, b, c;
+    bsi_addr a, b, c, d; /* d.mem NULL: C */
 } bsi_gemm;
 bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label);
 /* y += s*x over n elements of activations. */

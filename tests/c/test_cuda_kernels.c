@@ -28,7 +28,13 @@ static void try_gemm(void)
             int64_t lda = (ta ? M : K) + pad, ldb = (tb ? K : N) + pad, ldc = N + pad;
             numbers(&t, A, BSI_READ, BSI_MAX((ta ? K : M) * lda, (int64_t)1), 1);
             numbers(&t, A, BSI_READ, BSI_MAX((tb ? N : K) * ldb, (int64_t)1), 1);
-            numbers(&t, O, BSI_READWRITE, M * ldc, 1);
+            bool other = v % 2 == 1 && s != 1; /* added from elsewhere */
+            if (other)
+                written(&t, O, M * ldc);
+            else
+                numbers(&t, O, BSI_READWRITE, M * ldc, 1);
+            if (other)
+                numbers(&t, O, BSI_READ, M * ldc, 1);
             SIZES(&t, ta, tb, M, N, K, BSI_MAX(lda, 1), BSI_MAX(ldb, 1), ldc);
             t.f[0] = 0.5;
             t.f[1] = v % 3 == 0 ? 0.0 : 1.0;

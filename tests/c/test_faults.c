@@ -196,7 +196,7 @@ static bs_status layer(job *j, bool backward)
     bs_status st = scope(j, backward);
     if (st == BS_OK && (st = stored(j, H0, &x)) == BS_OK &&
         (st = bs_op_rmsnorm(x, j->norm, 1e-6, false, &n)) == BS_OK &&
-        (st = bs_op_linear(n, j->proj, &y)) == BS_OK) {
+        (st = bs_op_linear(n, j->proj, NULL, &y)) == BS_OK) {
         if (!backward)
             st = put(j, H1, y);
         else if ((st = stored(j, GRAD, &g)) == BS_OK)

@@ -160,6 +160,19 @@ static void test_table(void **state)
     bsk_gemm_f32(&team2, false, true, M, N, K, 2, A, K, B, K, 1, C, N);
     launch(BSK_GEMM, (bsk_call){.p = {A, B, D}, .n = {0, 1, M, N, K, K, K, N}, .f = {2, 1}}, &team2);
     same_bits("table", C, D, M * N);
+    /* added from elsewhere, rows further apart than they are long */
+    float *from = array(M * (N + 2), 1), *to = array_of(M * (N + 2), NAN),
+          *want = array_copy(from, M * (N + 2));
+    bsk_gemm_f32(&team2, false, true, M, N, K, 2, A, K, B, K, 0.5f, want, N + 2);
+    launch(BSK_GEMM,
+           (bsk_call){.p = {A, B, to, from}, .n = {0, 1, M, N, K, K, K, N + 2}, .f = {2, 0.5}}, &team2);
+    for (int i = 0; i < M; i++) {
+        same_bits("table, added", to + i * (N + 2), want + i * (N + 2), N);
+        assert_true(isnan(to[i * (N + 2) + N]) && isnan(to[i * (N + 2) + N + 1]));
+    }
+    array_free(from, M * (N + 2));
+    array_free(to, M * (N + 2));
+    array_free(want, M * (N + 2));
     array_free(A, M * K);
     array_free(B, N * K);
     array_free(C, M * N);

@@ -396,8 +396,21 @@ static void test_embed(void **state)
 /* ---- linear ---------------------------------------------------------------------------------- */
 
 enum { IN = 6, OUT = 5, RANK = 2, STEP = 5 };
-enum { WITH_BIAS = 1, WITH_LORA = 2, WITH_DROPOUT = 4, TRAIN_BASE = 8, FROZEN_A = 16, FROZEN_B = 32 };
-enum { I_X, I_W, I_BIAS, I_A, I_B };
+enum {
+    WITH_BIAS = 1,
+    WITH_LORA = 2,
+    WITH_DROPOUT = 4,
+    TRAIN_BASE = 8,
+    FROZEN_A = 16,
+    FROZEN_B = 32,
+    RESIDUAL = 64
+};
+enum { I_X, I_R, I_W, I_BIAS, I_A, I_B }; /* without a residual, one less from I_W on */
+
+static int input(const opcase *c, int i)
+{
+    return c->n[0] & RESIDUAL ? i : i - 1;
+}
 
 static double masked(double x, int64_t t, int64_t channel, double p)
 {
@@ -414,15 +427,17 @@ static void linear_ref(const opcase *c, double *const *in, double *y)
 {
     for (int64_t t = 0; t < T; t++)
         for (int64_t o = 0; o < OUT; o++) {
-            double sum = c->n[0] & WITH_BIAS ? in[I_BIAS][o] : 0.0;
+            double sum = c->n[0] & WITH_BIAS ? in[input(c, I_BIAS)][o] : 0.0;
+            if (c->n[0] & RESIDUAL)
+                sum += in[I_R][t * OUT + o];
             for (int64_t i = 0; i < IN; i++)
-                sum += in[I_X][t * IN + i] * in[I_W][o * IN + i];
+                sum += in[I_X][t * IN + i] * in[input(c, I_W)][o * IN + i];
             for (int64_t r = 0; r < RANK && (c->n[0] & WITH_LORA); r++)
                 for (int64_t i = 0; i < IN; i++) {
                     double x = in[I_X][t * IN + i];
                     if (c->n[0] & WITH_DROPOUT)
                         x = masked(x, t, i, 0.25);
-                    sum += 1.5 * x * in[I_A][r * IN + i] * in[I_B][o * RANK + r];
+                    sum += 1.5 * x * in[input(c, I_A)][r * IN + i] * in[input(c, I_B)][o * RANK + r];
                 }
             y[t * OUT + o] = sum;
         }
@@ -430,7 +445,7 @@ static void linear_ref(const opcase *c, double *const *in, double *y)
 
 static bs_status linear_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
 {
-    return bs_op_linear(x[0], c->l, y);
+    return bs_op_linear(x[I_X], c->l, c->n[0] & RESIDUAL ? x[I_R] : NULL, y);
 }
 
 static void check_linear(bs_dtype stored, int flags)
@@ -442,33 +457,43 @@ static void check_linear(bs_dtype stored, int flags)
     c = (opcase){.name = "linear",
                  .n_x = 1,
                  .n_w = 4,
-                 .rows = {T, OUT, 1, RANK, OUT},
-                 .cols = {IN, IN, OUT, IN, RANK},
+                 .rows = {[I_X] = T},
+                 .cols = {[I_X] = IN},
                  .y_rows = T,
                  .y_cols = OUT,
                  .n = {flags},
                  .train = (flags & WITH_DROPOUT) != 0,
                  .op = linear_op,
                  .ref = linear_ref};
-    for (int i = I_W; i <= I_B; i++)
-        fix_floats(&f, c.v[i], elems(&c, i));
-    bs_tensor_info w = fix_weight(&f, "proj.weight", stored, 2, (int64_t[]){OUT, IN}, c.v[I_W]);
-    bs_tensor_info b = fix_weight(&f, "proj.bias", stored, 1, (int64_t[]){OUT}, c.v[I_BIAS]);
+    if (flags & RESIDUAL) {
+        c.n_x = 2;
+        c.rows[I_R] = T;
+        c.cols[I_R] = OUT;
+    }
+    const int64_t shape[][2] = {{OUT, IN}, {1, OUT}, {RANK, IN}, {OUT, RANK}};
+    for (int i = I_W; i <= I_B; i++) {
+        c.rows[input(&c, i)] = shape[i - I_W][0];
+        c.cols[input(&c, i)] = shape[i - I_W][1];
+        fix_floats(&f, c.v[input(&c, i)], elems(&c, input(&c, i)));
+    }
+    const int iw = input(&c, I_W), ib = input(&c, I_BIAS), ia = input(&c, I_A), il = input(&c, I_B);
+    bs_tensor_info w = fix_weight(&f, "proj.weight", stored, 2, (int64_t[]){OUT, IN}, c.v[iw]);
+    bs_tensor_info b = fix_weight(&f, "proj.bias", stored, 1, (int64_t[]){OUT}, c.v[ib]);
     bs_linear_cfg cfg = {.block = 0, .weight = &w, .name = "proj", .scale = 1.5f, .dropout = 0.25f};
     if (flags & WITH_BIAS)
         cfg.bias = &b;
     if (flags & TRAIN_BASE) {
-        cfg.base_weight.grad = c.grad[I_W] = fix_place(&f, OUT, IN, NULL);
+        cfg.base_weight.grad = c.grad[iw] = fix_place(&f, OUT, IN, NULL);
         if (flags & WITH_BIAS)
-            cfg.base_bias.grad = c.grad[I_BIAS] = fix_place(&f, OUT, 1, NULL);
+            cfg.base_bias.grad = c.grad[ib] = fix_place(&f, OUT, 1, NULL);
     }
     if (flags & WITH_LORA) {
-        cfg.lora_a.value = fix_place(&f, RANK, IN, c.v[I_A]);
-        cfg.lora_b.value = fix_place(&f, OUT, RANK, c.v[I_B]);
+        cfg.lora_a.value = fix_place(&f, RANK, IN, c.v[ia]);
+        cfg.lora_b.value = fix_place(&f, OUT, RANK, c.v[il]);
         if (!(flags & FROZEN_A))
-            cfg.lora_a.grad = c.grad[I_A] = fix_place(&f, RANK, IN, NULL);
+            cfg.lora_a.grad = c.grad[ia] = fix_place(&f, RANK, IN, NULL);
         if (!(flags & FROZEN_B))
-            cfg.lora_b.grad = c.grad[I_B] = fix_place(&f, OUT, RANK, NULL);
+            cfg.lora_b.grad = c.grad[il] = fix_place(&f, OUT, RANK, NULL);
     }
     ok(bs_linear_new(f.e, &cfg, &c.l));
     check(&f, &c);
@@ -491,10 +516,11 @@ static void test_linear(void **state)
                          WITH_LORA | WITH_DROPOUT | FROZEN_A,
                          WITH_LORA | WITH_DROPOUT | FROZEN_B,
                          WITH_LORA | FROZEN_A | FROZEN_B};
-    for (size_t i = 0; i < BSI_COUNT(flags); i++) {
-        check_linear(BS_DTYPE_F32, flags[i]);
-        check_linear(BS_DTYPE_BF16, flags[i]);
-        check_linear(BS_DTYPE_F16, flags[i]);
+    for (size_t i = 0; i < 2 * BSI_COUNT(flags); i++) {
+        int flag = flags[i / 2] | (i % 2 ? RESIDUAL : 0);
+        check_linear(BS_DTYPE_F32, flag);
+        check_linear(BS_DTYPE_BF16, flag);
+        check_linear(BS_DTYPE_F16, flag);
     }
 }
 

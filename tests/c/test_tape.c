@@ -163,7 +163,7 @@ static void test_linears_share_an_input(void **state)
     fix_floats(&f, r, T * C);
     ok(bs_tensor_want_grad(x));
     for (int i = 0; i < 3; i++) {
-        ok(bs_op_linear(x, l[i], &y[i]));
+        ok(bs_op_linear(x, l[i], NULL, &y[i]));
         g[i] = fix_from(&f, T, C, r);
     }
     uint64_t before = fix_launches(&f);
@@ -207,7 +207,7 @@ static void test_late(void **state)
         ok(bs_tensor_want_grad(x));
         uint64_t before = fix_launches(&f);
         ok(bs_op_glu(x, x, BS_ACT_SILU, &h));
-        ok(bs_op_linear(h, l, &p));
+        ok(bs_op_linear(h, l, NULL, &p));
         ok(bs_op_add(x, p, &y));
         assert_int_equal(fix_launches(&f), before);
         if (look) {
@@ -235,7 +235,7 @@ static void test_late(void **state)
     fix_scope(&f, 0, false, false);
     bs_tensor *x = fix_from(&f, T, C, v);
     ok(bs_op_glu(x, x, BS_ACT_SILU, &h));
-    ok(bs_op_linear(h, l, &p));
+    ok(bs_op_linear(h, l, NULL, &p));
     ok(bs_op_add(x, p, &y));
     fix_values(y, y_plain);
     assert_memory_equal(y_read, y_plain, sizeof y_plain);
@@ -266,7 +266,7 @@ static void test_kept(void **state)
         x = fix_at(&f, T, C, i < N ? fix_floats(&f, v[i], T * C) : v[i - N]);
         ok(bs_tensor_want_grad(x));
         ok(bs_op_act(x, BS_ACT_SILU, &h));
-        ok(bs_op_linear(h, l, &y));
+        ok(bs_op_linear(h, l, NULL, &y));
         ok(bs_op_mul(y, h, &g));
         release_all(y);
         y = g;
@@ -352,6 +352,40 @@ static void test_view(void **state)
     fix_close(&f);
 }
 
+/* The gradient of a residual is that of the result, without a launch; a result that nobody reads is never
+   computed. */
+static void test_residual(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], w[C * C], same[T * C];
+    bs_linear *l;
+    bs_tensor *y, *grad;
+    fix_open(&f, "check:cpu", T);
+    fix_seal(&f);
+    bs_tensor_info info =
+        fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .scale = 1.0f};
+    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f.e, &cfg, &l));
+    fix_scope(&f, 0, true, false);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *r = fix_from(&f, T, C, v),
+              *dy = fix_from(&f, T, C, v);
+    ok(bs_tensor_want_grad(r));
+    uint64_t before = fix_launches(&f);
+    ok(bs_op_linear(x, l, r, &y));
+    ok(bs_scope_backward(f.e, 1, &y, &dy));
+    assert_int_equal(fix_launches(&f) - before, 1 + 3); /* x A^T; dB, u, dA */
+    ok(bs_tensor_grad(r, &grad));
+    fix_values(grad, same);
+    assert_memory_equal(same, v, sizeof same);
+    release_all(x, r, y, dy, grad);
+    bs_scope_close(f.e);
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
 /* Frozen inputs: no node, no gradient launch, nothing kept. */
 static void test_frozen_records_nothing(void **state)
 {
@@ -372,7 +406,7 @@ static void test_frozen_records_nothing(void **state)
 
     fix_scope(&f, 0, true, false);
     bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v), *grad;
-    ok(bs_op_linear(x, frozen, &y));
+    ok(bs_op_linear(x, frozen, NULL, &y));
     ok(bs_op_glu(y, x, BS_ACT_SILU, &z));
     uint64_t before = fix_launches(&f);
     ok(bs_scope_backward(f.e, 1, &z, &g));
@@ -386,9 +420,9 @@ static void test_frozen_records_nothing(void **state)
     fix_scope(&f, 0, true, false);
     x = fix_from(&f, T, C, v);
     g = fix_from(&f, T, C, v);
-    ok(bs_op_linear(x, frozen, &y));
-    ok(bs_op_linear(y, adapted, &z));
-    ok(bs_op_linear(z, frozen, &u));
+    ok(bs_op_linear(x, frozen, NULL, &y));
+    ok(bs_op_linear(y, adapted, NULL, &z));
+    ok(bs_op_linear(z, frozen, NULL, &u));
     before = fix_launches(&f);
     ok(bs_scope_backward(f.e, 1, &u, &g));
     assert_int_equal(fix_launches(&f) - before, 1 + 3); /* dz; dB, u, dA */
@@ -399,7 +433,7 @@ static void test_frozen_records_nothing(void **state)
     fix_scope(&f, 0, false, false);
     x = fix_from(&f, T, C, v);
     before = fix_launches(&f);
-    ok(bs_op_linear(x, adapted, &y));
+    ok(bs_op_linear(x, adapted, NULL, &y));
     assert_int_equal(fix_launches(&f) - before, 3);
     assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and y, 192 bytes each */
     release_all(x, y);
@@ -508,7 +542,9 @@ static void test_errors(void **state)
     bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *thin = fix_from(&f, T, C - 3, v);
     ok(bs_tensor_want_grad(x));
     assert_error(bs_op_add(x, thin, &y), BS_SHAPE, "add: [6 8] with [6 5]");
-    assert_error(bs_op_linear(thin, l, &y), BS_SHAPE, "linear 'q': x [6 5] does not meet weight [8 8]");
+    assert_error(bs_op_linear(thin, l, NULL, &y), BS_SHAPE,
+                 "linear 'q': x [6 5] does not meet weight [8 8]");
+    assert_error(bs_op_linear(x, l, thin, &y), BS_SHAPE, "linear 'q': residual [6 5]; [6 8], like the");
     assert_error(bs_op_rmsnorm(thin, norm, 1e-6, false, &y), BS_SHAPE, "'layers.3.norm.weight' [8]");
     assert_error(bs_op_columns(x, 6, 3, &y), BS_SHAPE, "3 columns from 6 on of x [6 8]");
     assert_error(bs_op_row_scale(x, thin, 5, &y), BS_SHAPE, "column 5 of g [6 5]");
@@ -520,7 +556,7 @@ static void test_errors(void **state)
         bs_op_attention(x, x, x, &(bs_attention_cfg){.heads = 3, .kv_heads = 2, .head_dim = 4}, &y),
         BS_ARG, "heads 3, kv_heads 2");
     assert_error(bs_tensor_grad(x, &grad), BS_STATE, "backward has not run");
-    ok(bs_op_linear(x, l, &y));
+    ok(bs_op_linear(x, l, NULL, &y));
     ok(bs_op_rmsnorm(y, norm, 1e-6, false, &n));
     assert_error(bs_tensor_want_grad(y), BS_STATE, "has used this tensor already");
     assert_error(bs_scope_backward(f.e, 1, &n, &thin), BS_SHAPE, "output [6 8] with gradient [6 5]");
@@ -536,7 +572,7 @@ static void test_errors(void **state)
     release_all(x, thin, y, n, g);
     fix_scope(&f, 0, true, false);
     x = fix_from(&f, T, C, v);
-    assert_error(bs_op_linear(x, l, &y), BS_STATE,
+    assert_error(bs_op_linear(x, l, NULL, &y), BS_STATE,
                  "weight 'layers.3.q.weight' is used outside a visit");
     bs_tensor_release(x);
     bs_linear_free(l);
@@ -568,7 +604,7 @@ static void test_lost_device(void **state)
         bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v);
         ok(bs_tensor_want_grad(x));
         f.dev->lost = where == 0;
-        st = bs_op_linear(x, l, &y);
+        st = bs_op_linear(x, l, NULL, &y);
         f.dev->lost = where <= 1;
         if (st == BS_OK)
             st = bs_op_attention(y, y, x, &a, &z);
@@ -684,7 +720,8 @@ static void test_expand(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_several_consumers),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_residual),
+                                       cmocka_unit_test(test_several_consumers),
                                        cmocka_unit_test(test_shared_gradient),
                                        cmocka_unit_test(test_linears_share_an_input),
                                        cmocka_unit_test(test_late),

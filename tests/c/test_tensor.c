@@ -188,14 +188,14 @@ static uint64_t layer_run(fixture *f, layer *l, int64_t T, bool tape, size_t *of
     if (tape)
         ok(bs_tensor_want_grad(x));
     ok(bs_op_rmsnorm(x, l->norm, 1e-6, false, &h));
-    ok(bs_op_linear(h, l->q, &q));
+    ok(bs_op_linear(h, l->q, NULL, &q));
     ok(bs_op_rope(q, l->rope, HEADS, &r));
     ok(bs_op_attention(r, r, q, &(bs_attention_cfg){.heads = HEADS, .kv_heads = HEADS, .head_dim = D},
                        &a));
     ok(bs_op_add(x, a, &t));
-    ok(bs_op_linear(t, l->up, &u));
+    ok(bs_op_linear(t, l->up, NULL, &u));
     ok(bs_op_glu(u, u, BS_ACT_SILU, &g));
-    ok(bs_op_linear(g, l->down, &y));
+    ok(bs_op_linear(g, l->down, NULL, &y));
     bs_tensor *all[] = {h, q, r, a, t, u, g, y};
     *n_offsets = BSI_COUNT(all);
     for (size_t i = 0; i < BSI_COUNT(all); i++) {
@@ -276,7 +276,7 @@ static void test_scratch_by_capacity(void **state)
                 if (twice)
                     ok(bs_tensor_want_grad(x));
                 for (int k = 0; k < 2; k++) {
-                    ok(bs_op_linear(x, l, &y[k]));
+                    ok(bs_op_linear(x, l, NULL, &y[k]));
                     ok(bs_tensor_at(f.e, &out, &g[k]));
                 }
                 if (twice)
@@ -406,7 +406,8 @@ static void test_allocation_failures(void **state)
         if (st == BS_OK && (st = bs_tensor_at(f.e, &in, &x)) == BS_OK &&
             (st = bs_tensor_want_grad(x)) == BS_OK &&
             (st = bs_op_rmsnorm(x, l.norm, 1e-6, false, &h)) == BS_OK &&
-            (st = bs_op_linear(h, l.q, &u)) == BS_OK && (st = bs_tensor_at(f.e, &in, &g)) == BS_OK &&
+            (st = bs_op_linear(h, l.q, NULL, &u)) == BS_OK &&
+            (st = bs_tensor_at(f.e, &in, &g)) == BS_OK &&
             (st = bs_scope_backward(f.e, 1, &u, &g)) == BS_OK)
             st = bs_tensor_grad(x, &dx);
         bsi_alloc_fail_nth(0);

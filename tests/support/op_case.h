@@ -9,7 +9,7 @@
 
 #include "tensor_fixture.h"
 
-enum { MAX_IN = 5, MAX_ELEMS = 128, T = 8 };
+enum { MAX_IN = 6, MAX_ELEMS = 128, T = 8 };
 
 /* Sums of at most 32 products of numbers of order 1 in f32 (unit roundoff 6e-8), relative to the norm.
  */

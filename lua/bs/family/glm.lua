@@ -35,9 +35,9 @@ function M.layer(c, w, x, ctx)
   local a = w.self_attn
   local h = nn.rmsnorm(x, w.input_layernorm, c.eps)
   local q, k = ctx.rope(a.q_proj(h), c.heads), ctx.rope(a.k_proj(h), c.kv_heads)
-  x = x + a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
+  x = a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)), x)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
-  return x + nn.fused_mlp(c, w.mlp, h)
+  return nn.fused_mlp(c, w.mlp, h, x)
 end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.

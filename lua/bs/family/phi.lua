@@ -50,7 +50,7 @@ function M.layer(c, w, x, ctx)
     q, k = nn.layernorm(q, a.q_layernorm, c.eps), nn.layernorm(k, a.k_layernorm, c.eps)
   end
   local o = nn.attention(c, ctx, ctx.rope(q, c.heads), ctx.rope(k, c.kv_heads), a.v_proj(h))
-  return x + a.dense(o) + m.fc2(nn.act(m.fc1(h), c.act))
+  return m.fc2(nn.act(m.fc1(h), c.act), a.dense(o, x))
 end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.

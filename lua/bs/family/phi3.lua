@@ -41,8 +41,8 @@ function M.layer(c, w, x, ctx)
   local q = ctx.rope(nn.columns(qkv, 1, nq), c.heads)
   local k = ctx.rope(nn.columns(qkv, nq + 1, nkv), c.kv_heads)
   local v = nn.columns(qkv, nq + nkv + 1, nkv)
-  x = x + a.o_proj(nn.attention(c, ctx, q, k, v))
-  return x + nn.fused_mlp(c, w.mlp, nn.rmsnorm(x, w.post_attention_layernorm, c.eps))
+  x = a.o_proj(nn.attention(c, ctx, q, k, v), x)
+  return nn.fused_mlp(c, w.mlp, nn.rmsnorm(x, w.post_attention_layernorm, c.eps), x)
 end
 
 --- Groups of LoRA targets; "all" is every linear of a layer. Adapters act on the fused linears.

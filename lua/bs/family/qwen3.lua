@@ -40,9 +40,9 @@ function M.layer(c, w, x, ctx)
   local h = nn.rmsnorm(x, w.input_layernorm, c.eps)
   local q = ctx.norm_rope(a.q_proj(h), a.q_norm, c.eps, c.heads)
   local k = ctx.norm_rope(a.k_proj(h), a.k_norm, c.eps, c.kv_heads)
-  x = x + a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)))
+  x = a.o_proj(nn.attention(c, ctx, q, k, a.v_proj(h)), x)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
-  return x + nn.mlp(c, w.mlp, h)
+  return nn.mlp(c, w.mlp, h, x)
 end
 
 --- Groups of LoRA targets; "all" is every linear of a layer.
