@@ -91,8 +91,7 @@ static void bench_gemm(bs_dtype dtype, bs_dtype out, int64_t M, int64_t N, int64
 }
 
 static int64_t bench_rows, bench_tokens;
-
-static int position_arg; /* of the operands, the positions of tokens */
+static int position_arg; /* of the operands, the positions of tokens; 0: none */
 
 static void set_positions(bsi_mem *host, const size_t *at)
 {
@@ -113,6 +112,8 @@ static void bench_memory(const char *name, bsk_op op, bs_dtype dtype, int count,
         bytes[i] = (size_t)elements[i] * size[i];
         moved += bytes[i] * (mode[i] == RW ? 2 : 1);
     }
+    position_arg = op == BSK_ROPE ? 1 : op == BSK_NORM_ROPE || op == BSK_NORM_ROPE_BWD ? 2 : 0;
+    bench_tokens = n[0];
     double s =
         seconds(name, op, dtype, dtype, count, bytes, mode, n, f, position_arg ? set_positions : NULL);
     printf("bench %s %s: %.3f ms %.0f GB/s\n", name, bs_dtype_name(dtype), s * 1e3,
@@ -192,8 +193,6 @@ static void bench_norms(bs_dtype d)
                  add_mode, (int64_t[BSK_MAX_DIMS]){T, C, 0, 1}, f);
     bench_memory("rmsnorm_bwd with dw", BSK_RMSNORM_BWD, d, 6, (int64_t[]){TC, C, T, TC, TC, C}, bwd,
                  add_mode, (int64_t[BSK_MAX_DIMS]){T, C, 0, 0}, f);
-    bench_tokens = T;
-    position_arg = 2;
     for (int64_t h = H; h > 1; h /= 4)
         bench_memory(h == H   ? "norm_rope 32 heads"
                      : h == 8 ? "norm_rope 8 heads"
@@ -222,12 +221,9 @@ static void bench_elementwise(bs_dtype d)
                  (uint8_t[]){R, RW}, (int64_t[BSK_MAX_DIMS]){T, C}, f);
     bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128}, (size_t[]){e, e},
                  (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
-    bench_tokens = T;
-    position_arg = 1;
     bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC}, (size_t[]){e, 4, 4, e},
                  (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
                  (double[BSK_MAX_SCALARS]){1.0});
-    position_arg = 0;
     bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC},
                  (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
                  (int64_t[BSK_MAX_DIMS]){T, C, 1, 2, 3}, (double[BSK_MAX_SCALARS]){0.1});

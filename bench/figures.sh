@@ -46,7 +46,8 @@ if [ "$part" = ops ] || [ "$part" = all ]; then
 fi
 if [ "$part" = ram ] || [ "$part" = all ]; then
   stream ram 120 "${big[@]}" tokens=128,2048 home=ram
-  stream 8192 90 "${big[@]}" tokens=8192 home=ram boundaries=host profile=true
+  # a slot more for what the link can bring while the backward pass of long rows computes
+  stream 8192 90 shape="$shape" dev_slots=4 tokens=8192 home=ram boundaries=host profile=true
   stream kept 60 "${big[@]}" tokens=8192 home=gpu keep=18
   stream infer 60 "${big[@]}" tokens=128 home=ram mode=infer
   stream 4x2048 80 "${big[@]}" tokens=2048 micros=4 home=ram profile=true
