@@ -184,7 +184,7 @@ static __device__ inline void store_head(T *head, int64_t row, const float (&e)[
     store8(p + D / 2, e[1]);
 }
 
-/* Of the block's tokens, one after the other, the first one's is `token`. */
+/* Cosines and sines of the tokens [token, end), FREQS each: a block has heads of at most HEADS tokens. */
 template <int D, class T>
 static __device__ inline void angles_of_tokens(const norm_rope_args<T> &a, int64_t token, int64_t end,
                                                float2 *angle)
