@@ -262,6 +262,7 @@ typedef struct bs_dev_cfg {
     uint64_t fail_call;    /* the n-th operation fails while it runs (1-based; 0: none) */
     uint64_t fail_pin;     /* page-locks are refused from the n-th on (1-based; 0: none) */
     size_t device_left;    /* device memory beyond so many bytes turns out to be taken (0: none) */
+    size_t workspace_bytes; /* props.workspace_bytes are so many more */
 } bs_dev_cfg;
 
 typedef struct bs_dev_props {

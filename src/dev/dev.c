@@ -30,6 +30,7 @@ typedef struct device {
     bool closed, pumping;
     bool taken;         /* cfg.device_left was found out */
     size_t device_left; /* of cfg; 0: not injected */
+    size_t workspace;   /* of cfg */
     size_t device_used, unpinned;
     bool told; /* that a page-lock was refused */
     size_t live;
@@ -115,6 +116,7 @@ bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
     d->owner = pthread_self();
     d->checked = checked;
     d->device_left = cfg->device_left;
+    d->workspace = cfg->workspace_bytes;
     snprintf(d->pub.spec, sizeof d->pub.spec, "%s", spec);
     bs_status st = ops->open(checked ? spec + 6 : spec, cfg, &d->pub);
     if (st != BS_OK) {
@@ -155,6 +157,7 @@ void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out)
     const device *d = device_of(dev);
     dev->ops->props(dev, out);
     out->unpinned_bytes = d->unpinned;
+    out->workspace_bytes += d->workspace;
     if (d->taken)
         out->total_bytes = BSI_MIN(out->total_bytes, d->device_left - d->device_used);
     snprintf(out->name, sizeof out->name, "%s", dev->spec);

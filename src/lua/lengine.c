@@ -26,6 +26,7 @@ static int l_device_open(lua_State *L)
         {"fail_call", BSL_U64, offsetof(bs_dev_cfg, fail_call), false},
         {"fail_pin", BSL_U64, offsetof(bs_dev_cfg, fail_pin), false},
         {"device_left", BSL_SIZE, offsetof(bs_dev_cfg, device_left), false},
+        {"workspace_bytes", BSL_SIZE, offsetof(bs_dev_cfg, workspace_bytes), false},
         {NULL, BSL_ANY, 0, false}};
     bs_dev_cfg cfg = {0};
     const char *spec = luaL_checkstring(L, 1);

@@ -61,7 +61,7 @@ describe("arguments", function()
       assert.error_matches(function() bs.device.open("cpu", options) end, pattern)
     end
     fails({thread = 1}, "unknown option 'thread' %(valid: threads, jitter_us, jitter_seed, drop_wait, fail_call, "
-      .. "fail_pin, device_left%)")
+      .. "fail_pin, device_left, workspace_bytes%)")
     fails({threads = "1"}, "option 'threads': integer expected, got string")
     fails({threads = 1.5}, "option 'threads': integer expected, got number")
     fails({threads = 1 << 40}, "option 'threads': 1099511627776 is outside")

@@ -148,6 +148,18 @@ describe("the plan", function()
     assert.is_true(bs.host_bytes("device") <= least)
   end)
 
+  it("counts what kernels need for themselves as a part of the pool", function()
+    local function peak(bytes, vram)
+      local j <close> = open { home = "auto", vram = vram, device_options = { workspace_bytes = bytes } }
+      j:step(micros_of(1), {})
+      assert.equal(j.choice.peak, j.engine:stats().peak_bytes)
+      return j.choice.peak
+    end
+    local bare, more = peak(0, 64 << 20), peak(1 << 20, 64 << 20)
+    assert.equal(1 << 20, more - bare)
+    assert.is_true(peak(1 << 20, more - 1) < more) -- budgets hold with it
+  end)
+
   it("keeps accounted host bytes within ram=", function()
     local ok, err = pcall(open, { ram = 1000 })
     assert.is_false(ok)
