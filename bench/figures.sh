@@ -46,7 +46,7 @@ if [ "$part" = ops ] || [ "$part" = all ]; then
 fi
 if [ "$part" = ram ] || [ "$part" = all ]; then
   stream ram 120 "${big[@]}" tokens=128,2048 home=ram
-  # a slot more for what the link can bring while the backward pass of long rows computes
+  # two slots more for what the link can bring while the backward pass of long rows computes
   stream 8192 90 shape="$shape" dev_slots=4 tokens=8192 home=ram boundaries=host profile=true
   stream kept 60 "${big[@]}" tokens=8192 home=gpu keep=18
   stream infer 60 "${big[@]}" tokens=128 home=ram mode=infer

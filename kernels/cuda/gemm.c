@@ -2,8 +2,8 @@
 /*
 ** gemm.c: C = alpha op(A) op(B) + beta D, row-major, by cuBLAS; D is C where the call has none. A
 ** row-major matrix is the transpose of a column-major one with the same leading dimension, so cuBLAS
-** computes C^T = op(B)^T op(A)^T with the operands swapped. Sums are f32 and parts of a sum are never rounded to bf16; f32 operands
-** are never rounded to fewer bits.
+** computes C^T = op(B)^T op(A)^T with the operands swapped. Sums are f32 and parts of a sum are never
+** rounded to bf16; f32 operands are never rounded to fewer bits.
 **
 ** cuBLAS searches for an algorithm in every call, which takes longer than a small product. For bf16 the
 ** search is made once a shape and remembered; f32, which is for comparisons, and what the search finds
@@ -116,8 +116,8 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
 
 /* ---- the launcher ---- */
 
-/* C = D, for products that add to C only. */
-static cudaError_t copy_sum(const bsk_cuda *x, const bsk_call *c)
+/* C = D, ahead of a product that adds to C only. */
+static cudaError_t copy_addend(const bsk_cuda *x, const bsk_call *c)
 {
     size_t size = c->out == BS_DTYPE_BF16 ? 2 : 4, pitch = (size_t)c->n[7] * size;
     return c->p[3] ? cudaMemcpy2DAsync(c->p[2], pitch, c->p[3], pitch, (size_t)c->n[3] * size,
@@ -134,7 +134,7 @@ static cublasStatus_t launch(bsk_cuda *x, const bsk_call *c, bool narrow)
         return x->blas->matmul((cublasLtHandle_t)x->handle, p->op, &alpha, c->p[1], p->a, c->p[0], p->b,
                                &beta, c->p[3] ? c->p[3] : c->p[2], p->c, c->p[2], p->c, &p->algo,
                                x->workspace, BSK_CUDA_BLAS_BYTES, x->stream);
-    if (copy_sum(x, c) != cudaSuccess)
+    if (copy_addend(x, c) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     cudaDataType_t type = narrow ? CUDA_R_16BF : CUDA_R_32F;
     return x->blas->gemm(
@@ -155,7 +155,7 @@ cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
         return cudaErrorNotSupported;
     }
     if (K <= 0) {
-        cudaError_t e = copy_sum(x, c);
+        cudaError_t e = copy_addend(x, c);
         return e == cudaSuccess ? bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], (float)c->f[1])
                                 : e;
     }

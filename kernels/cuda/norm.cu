@@ -115,7 +115,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
                 sum += to_f32(d[k].v[i]) * (one + g[i]) * to_f32(v[k].v[i]);
         }
     }
-    float mean = group_reduce(sum, op_add()) / (float)C, r = limit ? rstd[t] : 0.0f, k2 = mean * r * r;
+    float mean = group_reduce(sum, op_add()) / (float)C, r = limit ? rstd[t] : 0.0f,
+          factor = mean * r * r;
     for (int64_t from = 0; from < limit; from += part_of_row<N>()) {
         FOR_HELD(k, c, from, limit)
         {
@@ -129,7 +130,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
                 load_some(old, dx + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                old[i] += r * (to_f32(d[k].v[i]) * (one + g[i]) - to_f32(v[k].v[i]) * k2);
+                old[i] += r * (to_f32(d[k].v[i]) * (one + g[i]) - to_f32(v[k].v[i]) * factor);
             store_some(dx + c, old, C - c, wide);
         }
     }

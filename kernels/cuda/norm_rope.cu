@@ -2,8 +2,9 @@
 /*
 ** norm_rope.cu: RMSNorm over each head, then rotary position embedding, and the backward of both, in one
 ** pass over q or k. A lane holds pairs of entries that turn together, so neither step leaves its registers.
-** In the usual kernels D/16 lanes own a head and a block takes 4096 entries of neighbouring heads; in the
-** others, for any head, a block owns a token and a warp takes whole heads. A block computes the cosines and
+** Where all of a head turns, in halves (the kernels halves_*, for the head dims that models have), D/16 lanes
+** own a head and a block takes 4096 entries of neighbouring heads; in the others, for any head, a block owns
+** a token and a warp takes whole heads. A block computes the cosines and
 ** sines of its tokens once.
 */
 #include "columns.cuh"
@@ -153,17 +154,17 @@ static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_
     }
 }
 
-/* ---- the usual head: all of it turns, in halves ---- */
+/* ---- heads that turn as a whole, in halves ---- */
 
 /* A lane has the entries [8g, 8g+8) of both halves of its head, g its place among the head's LANES. */
-template <int D> struct usual {
+template <int D> struct halves {
     enum { LANES = D / (2 * VEC), HEADS = ROW_THREADS / LANES, FREQS = D / 2 };
 };
 
 template <int D, class T>
 static __device__ inline void load_head(stored8<T> (&e)[2], const T *head, int64_t row)
 {
-    const T *p = head + row * D + threadIdx.x % usual<D>::LANES * VEC;
+    const T *p = head + row * D + threadIdx.x % halves<D>::LANES * VEC;
     load_some(e[0], p, VEC, true);
     load_some(e[1], p + D / 2, VEC, true);
 }
@@ -179,7 +180,7 @@ template <class T> static __device__ inline float entry(const stored8<T> (&e)[2]
 template <int D, class T>
 static __device__ inline void store_head(T *head, int64_t row, const float (&e)[2][VEC])
 {
-    T *p = head + row * D + threadIdx.x % usual<D>::LANES * VEC;
+    T *p = head + row * D + threadIdx.x % halves<D>::LANES * VEC;
     store8(p, e[0]);
     store8(p + D / 2, e[1]);
 }
@@ -189,7 +190,7 @@ template <int D, class T>
 static __device__ inline void angles_of_tokens(const norm_rope_args<T> &a, int64_t token, int64_t end,
                                                float2 *angle)
 {
-    enum { FREQS = usual<D>::FREQS };
+    enum { FREQS = halves<D>::FREQS };
     for (int at = threadIdx.x; at < (end - token) * FREQS; at += ROW_THREADS) {
         float s, c;
         sincosf((float)a.pos[token + at / FREQS] * a.freq[at % FREQS], &s, &c);
@@ -203,7 +204,7 @@ static __device__ inline void turn_head(float (&e)[2][VEC], const float2 *angle,
 {
 #pragma unroll
     for (int i = 0; i < VEC; i++) {
-        float2 at = angle[threadIdx.x % usual<D>::LANES * VEC + i];
+        float2 at = angle[threadIdx.x % halves<D>::LANES * VEC + i];
         float c = at.x, s = back ? -at.y : at.y, u = e[0][i], v = e[1][i];
         e[0][i] = u * c - v * s;
         e[1][i] = v * c + u * s;
@@ -214,23 +215,36 @@ static __device__ inline void turn_head(float (&e)[2][VEC], const float2 *angle,
 template <int D> static __device__ inline float head_sum(float sum)
 {
 #pragma unroll
-    for (int d = usual<D>::LANES / 2; d > 0; d /= 2)
+    for (int d = halves<D>::LANES / 2; d > 0; d /= 2)
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, d);
     return sum;
 }
 
+/* The heads [first, end) of a block, counted through all tokens, and of those the lane's own, or for a lane past
+   them the last: it takes part in barriers and sums and writes nothing. */
+template <int D> struct place_of_lane {
+    int64_t first, end, own, row;
+
+    __device__ explicit place_of_lane(int64_t rows)
+    {
+        enum { HEADS = halves<D>::HEADS };
+        first = (int64_t)blockIdx.x * HEADS;
+        end = first + HEADS < rows ? first + HEADS : rows;
+        own = first + threadIdx.x / halves<D>::LANES;
+        row = own < end ? own : end - 1;
+    }
+};
+
 template <class T, int D>
-static __global__ void __launch_bounds__(ROW_THREADS) usual_forward_kernel(norm_rope_args<T> a)
+static __global__ void __launch_bounds__(ROW_THREADS) halves_forward_kernel(norm_rope_args<T> a)
 {
-    enum { HEADS = usual<D>::HEADS };
-    __shared__ float2 angle[HEADS * usual<D>::FREQS];
-    int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
-            mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
+    __shared__ float2 angle[halves<D>::HEADS * halves<D>::FREQS];
+    const place_of_lane<D> at(a.rows);
     float y[2][VEC], sum = 0.0f;
     stored8<T> e[2], w[2];
-    load_head<D>(e, a.x, row);
+    load_head<D>(e, a.x, at.row);
     load_head<D>(w, a.w, 0);
-    angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
+    angles_of_tokens<D>(a, at.first / a.H, (at.end - 1) / a.H + 1, angle);
     FOR_HEAD(i)
     {
         sum += entry(e, i) * entry(e, i);
@@ -240,34 +254,32 @@ static __global__ void __launch_bounds__(ROW_THREADS) usual_forward_kernel(norm_
     {
         y[i / VEC][i % VEC] = entry(e, i) * r * (a.one + entry(w, i));
     }
-    turn_head<D>(y, angle + (row / a.H - first / a.H) * usual<D>::FREQS, false);
-    if (mine >= end)
+    turn_head<D>(y, angle + (at.row / a.H - at.first / a.H) * halves<D>::FREQS, false);
+    if (at.own >= at.end)
         return;
-    store_head<D>(a.y, row, y);
-    if (threadIdx.x % usual<D>::LANES == 0)
-        a.rstd[row] = r;
+    store_head<D>(a.y, at.row, y);
+    if (threadIdx.x % halves<D>::LANES == 0)
+        a.rstd[at.row] = r;
 }
 
 template <class T, int D>
-static __global__ void __launch_bounds__(ROW_THREADS) usual_backward_kernel(norm_rope_args<T> a)
+static __global__ void __launch_bounds__(ROW_THREADS) halves_backward_kernel(norm_rope_args<T> a)
 {
-    enum { HEADS = usual<D>::HEADS };
-    __shared__ float2 angle[HEADS * usual<D>::FREQS];
-    int64_t first = (int64_t)blockIdx.x * HEADS, end = first + HEADS < a.rows ? first + HEADS : a.rows,
-            mine = first + threadIdx.x / usual<D>::LANES, row = mine < end ? mine : end - 1;
-    float g[2][VEC], sum = 0.0f, r = a.rstd_in[row];
+    __shared__ float2 angle[halves<D>::HEADS * halves<D>::FREQS];
+    const place_of_lane<D> at(a.rows);
+    float g[2][VEC], sum = 0.0f, r = a.rstd_in[at.row];
     stored8<T> e[2], d[2], w[2], old[2];
-    load_head<D>(e, a.x, row);
-    load_head<D>(d, a.dy, row);
+    load_head<D>(e, a.x, at.row);
+    load_head<D>(d, a.dy, at.row);
     load_head<D>(w, a.w, 0);
     if (a.add)
-        load_head<D>(old, a.y, row);
-    angles_of_tokens<D>(a, first / a.H, (end - 1) / a.H + 1, angle);
+        load_head<D>(old, a.y, at.row);
+    angles_of_tokens<D>(a, at.first / a.H, (at.end - 1) / a.H + 1, angle);
     FOR_HEAD(i)
     {
         g[i / VEC][i % VEC] = entry(d, i);
     }
-    turn_head<D>(g, angle + (row / a.H - first / a.H) * usual<D>::FREQS, true);
+    turn_head<D>(g, angle + (at.row / a.H - at.first / a.H) * halves<D>::FREQS, true);
     FOR_HEAD(i)
     {
         g[i / VEC][i % VEC] *= a.one + entry(w, i);
@@ -279,37 +291,37 @@ static __global__ void __launch_bounds__(ROW_THREADS) usual_backward_kernel(norm
         g[i / VEC][i % VEC] =
             (a.add ? entry(old, i) : 0.0f) + r * (g[i / VEC][i % VEC] - entry(e, i) * k);
     }
-    if (mine < end)
-        store_head<D>(a.y, row, g);
+    if (at.own < at.end)
+        store_head<D>(a.y, at.row, g);
 }
 
-/* A kernel for the head of the call, of which `usual<D>` has one; the others take any. */
 template <class T, int D>
-static cudaError_t issue_usual(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
+static cudaError_t issue_halves(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
 {
-    int64_t blocks = (a.rows + usual<D>::HEADS - 1) / usual<D>::HEADS;
+    int64_t blocks = (a.rows + halves<D>::HEADS - 1) / halves<D>::HEADS;
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    auto kernel = backward ? usual_backward_kernel<T, D> : usual_forward_kernel<T, D>;
+    auto kernel = backward ? halves_backward_kernel<T, D> : halves_forward_kernel<T, D>;
     return issue(x, kernel, (unsigned)blocks, ROW_THREADS, 0, a);
 }
 
+/* By the call's head: halves where there are kernels for it, else those for any. */
 template <class T>
 static cudaError_t issue_for_head(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
 {
     bool halves = !a.interleaved && a.D == 2 * a.n_freq && aligned16(a.x) && aligned16(a.y) &&
                   aligned16(a.w) && aligned16(a.dy);
     if (halves && a.D == 64)
-        return issue_usual<T, 64>(x, a, backward);
+        return issue_halves<T, 64>(x, a, backward);
     if (halves && a.D == 128)
-        return issue_usual<T, 128>(x, a, backward);
+        return issue_halves<T, 128>(x, a, backward);
     if (halves && a.D == 256)
-        return issue_usual<T, 256>(x, a, backward);
+        return issue_halves<T, 256>(x, a, backward);
     auto kernel = backward ? backward_kernel<T> : forward_kernel<T>;
     return issue(x, kernel, (unsigned)(a.rows / a.H), ROW_THREADS, 0, a);
 }
 
-/* ---- the launchers ---- */
+/* ---- the weight's gradient ---- */
 
 /* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). */
 template <class T> struct v_norm_rope {
@@ -329,6 +341,8 @@ template <class T> struct v_norm_rope {
         return (double)(g * (to_f32(a.x[t * a.D + c]) * a.rstd_in[t]));
     }
 };
+
+/* ---- the launchers ---- */
 
 template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
 {

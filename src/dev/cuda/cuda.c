@@ -41,7 +41,7 @@ static void cuda_props(const bs_dev *dev, bs_dev_props *out)
     out->executes = true;
     out->bf16 = true;
     out->alignment = 256;
-    out->workspace_bytes = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double);
+    out->workspace_bytes = BSK_CUDA_WORKSPACE_BYTES;
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess)
         cudaGetLastError(); /* a lost device: nothing is left */
@@ -233,11 +233,11 @@ static bs_status cuda_launch(bsi_queue *q, const bsi_kcall *call)
     if (!k->fn)
         return bsi_fail(BS_UNSUPPORTED, "%s: the cuda device has no kernel number %d", label,
                         (int)call->op);
-    if (k->workspace &&
-        call->workspace.bytes < BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * sizeof(double))
+    if (k->workspace && call->workspace.bytes < BSK_CUDA_WORKSPACE_BYTES)
         return bsi_fail(BS_ARG,
-                        "%s: a workspace of %zu bytes; as many as the device asks for are expected",
-                        label, call->workspace.bytes);
+                        "%s: a workspace of %zu bytes; the %d that props.workspace_bytes says are "
+                        "expected, as an engine has them",
+                        label, call->workspace.bytes, (int)BSK_CUDA_WORKSPACE_BYTES);
     for (int i = 0; i < call->n_args; i++)
         c.p[i] = call->arg[i].bytes > 0 ? resolve(call->arg[i].at) : NULL;
     memcpy(c.n, call->n, sizeof c.n);
