@@ -17,8 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define BSK_MAX_ARGS 12
-#define BSK_MAX_DIMS 12
+#define BSK_MAX_ARGS    12
+#define BSK_MAX_DIMS    12
 #define BSK_MAX_SCALARS 8
 
 /*
@@ -30,48 +30,48 @@
 ** op                 p[] (r: read, w: written, rw)                                     n[] ; f[]
 */
 typedef enum bsk_op {
-    BSK_GEMM,         /* A ar, B ar, C orw, D or|absent ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta
+    BSK_GEMM,        /* A ar, B ar, C orw, D or|absent ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta
                          (C = alpha op(A) op(B) + beta D; D, laid out like C and no part of it, absent: C) */
-    BSK_EXPAND,       /* src r, dst ow           ; bs_dtype of src, N ; scale */
-    BSK_BIAS,         /* y arw, b ar             ; T, C            (y += b) */
-    BSK_COLSUM,       /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
-    BSK_RMSNORM,      /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
-    BSK_RMSNORM_BWD,  /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
-    BSK_LAYERNORM,    /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
+    BSK_EXPAND,      /* src r, dst ow           ; bs_dtype of src, N ; scale */
+    BSK_BIAS,        /* y arw, b ar             ; T, C            (y += b) */
+    BSK_COLSUM,      /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
+    BSK_RMSNORM,     /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
+    BSK_RMSNORM_BWD, /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
+    BSK_LAYERNORM, /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
     BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
-    BSK_ROPE,         /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
-    BSK_NORM_ROPE,    /* x ar, w ar, pos r(i32), freq r, y aw, rstd w ; T, H, D, n_freq, style, one_plus
+    BSK_ROPE,          /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
+    BSK_NORM_ROPE, /* x ar, w ar, pos r(i32), freq r, y aw, rstd w ; T, H, D, n_freq, style, one_plus
                          ; eps, scaling       (rmsnorm of each head, then rope; rstd [T,H]) */
-    BSK_NORM_ROPE_BWD, /* x ar, w ar, pos r(i32), freq r, rstd r, dy ar, dx arw, dw rw|absent
+    BSK_NORM_ROPE_BWD,   /* x ar, w ar, pos r(i32), freq r, rstd r, dy ar, dx arw, dw rw|absent
                          ; T, H, D, n_freq, style, one_plus, beta ; scaling */
-    BSK_ATTENTION,    /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w, sinks ar|absent
+    BSK_ATTENTION,       /* q ar, k ar, v ar, cu r(i32), o aw, lse w, scratch w, sinks ar|absent
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap
                          (sinks [H]: a score per head that takes part in the softmax and has no value) */
-    BSK_ATTENTION_BWD, /* q ar, k ar, v ar, cu r, o ar, lse r, do ar, dq aw, dk aw, dv aw, scratch w
+    BSK_ATTENTION_BWD,   /* q ar, k ar, v ar, cu r, o ar, lse r, do ar, dq aw, dk aw, dv aw, scratch w
                          ; T, H, K, D, n_rows, window, capacity ; scale, softcap */
-    BSK_SINKS_BWD,    /* o ar, do ar, lse r, sinks ar, dsinks rw ; T, H, D
+    BSK_SINKS_BWD,       /* o ar, do ar, lse r, sinks ar, dsinks rw ; T, H, D
                          (dsinks[h] -= sum over t of exp(sinks[h] - lse[t,h]) * (do . o)[t,h], f64 inside) */
-    BSK_CACHE_PUT,    /* x ar, row r(i32), pos r(i32), cache arw ; T, C, rows, capacity
+    BSK_CACHE_PUT,       /* x ar, row r(i32), pos r(i32), cache arw ; T, C, rows, capacity
                          (cache[row[t]][pos[t]] = x[t]; cache [rows, capacity, C]) */
     BSK_ATTENTION_CACHE, /* q ar, k ar, v ar, row r(i32), pos r(i32), o aw, scratch w, sinks ar|absent
                          ; T, H, K, D, rows, window, capacity ; scale, softcap
                          (query t sees keys 0..pos[t] of row[t], and no others, of k, v [rows, capacity, K*D];
                          scratch: bsk_attention_scratch of the capacity) */
-    BSK_GLU,          /* g ar, u ar, y aw        ; N, act */
-    BSK_GLU_BWD,      /* g ar, u ar, dy ar, dg aw, du aw ; N, act */
-    BSK_ACT,          /* x ar, y aw              ; N, act */
-    BSK_ACT_BWD,      /* x ar, dy ar, dx aw      ; N, act */
-    BSK_ADD,          /* a ar, b ar, y aw        ; N */
-    BSK_MUL,          /* a ar, b ar, y aw        ; N */
-    BSK_AXPY,         /* x ar, y orw             ; N ; s           (y += s*x) */
-    BSK_SCALE,        /* x ar, y aw              ; N ; s */
-    BSK_SOFTMAX,      /* x ar, y aw              ; T, C */
-    BSK_SOFTMAX_BWD,  /* y ar, dy ar, dx aw      ; T, C */
-    BSK_COLUMNS,      /* x ar, y aw              ; T, C, first, n */
-    BSK_COLUMNS_BWD,  /* dy ar, dx aw            ; T, C, first, n  (zero elsewhere) */
-    BSK_ROW_SCALE,    /* x ar, g ar, y aw        ; T, C, columns of g, column */
+    BSK_GLU,             /* g ar, u ar, y aw        ; N, act */
+    BSK_GLU_BWD,         /* g ar, u ar, dy ar, dg aw, du aw ; N, act */
+    BSK_ACT,             /* x ar, y aw              ; N, act */
+    BSK_ACT_BWD,         /* x ar, dy ar, dx aw      ; N, act */
+    BSK_ADD,             /* a ar, b ar, y aw        ; N */
+    BSK_MUL,             /* a ar, b ar, y aw        ; N */
+    BSK_AXPY,            /* x ar, y orw             ; N ; s           (y += s*x) */
+    BSK_SCALE,           /* x ar, y aw              ; N ; s */
+    BSK_SOFTMAX,         /* x ar, y aw              ; T, C */
+    BSK_SOFTMAX_BWD,     /* y ar, dy ar, dx aw      ; T, C */
+    BSK_COLUMNS,         /* x ar, y aw              ; T, C, first, n */
+    BSK_COLUMNS_BWD,     /* dy ar, dx aw            ; T, C, first, n  (zero elsewhere) */
+    BSK_ROW_SCALE,       /* x ar, g ar, y aw        ; T, C, columns of g, column */
     BSK_ROW_SCALE_BWD, /* x ar, g ar, dy ar, dx aw, dg aw ; T, C, columns of g, column (dg zero elsewhere) */
-    BSK_GATHER_ROWS,  /* x ar, index r(i32), y aw ; n, C */
+    BSK_GATHER_ROWS, /* x ar, index r(i32), y aw ; n, C */
     BSK_SCATTER_ROWS, /* dy ar, index r(i32), dx orw ; n, C ; s      (dx[index[i]] += s*dy[i], i in order) */
     BSK_DROPOUT,      /* x ar, row r(i32), pos r(i32), y aw ; T, C, key0, key1, step ; probability
                          (element zeroed when uniform < probability, else divided by 1-probability;
@@ -94,7 +94,7 @@ typedef enum bsk_op {
     BSK_SOFTCAP,      /* x rw                    ; N ; cap */
     BSK_SUM,          /* x r, out w(f64)         ; N               (fixed order, f64) */
     BSK_SUMSQ,        /* x r, out w(f64)         ; N               (fixed order, f64) */
-    BSK_ADAMW,        /* p rw, g r, m rw, v rw, copy ow|absent ; N ; lr, beta1, beta2, eps, decay, bc1, bc2, gscale
+    BSK_ADAMW, /* p rw, g r, m rw, v rw, copy ow|absent ; N ; lr, beta1, beta2, eps, decay, bc1, bc2, gscale
                          (bc = 1 - beta^t; g is multiplied by gscale first; f64 scalars, f32 state; copy
                          is p rounded to `out`) */
     BSK_OP_COUNT
@@ -183,8 +183,8 @@ typedef struct bsk_attention_dims {
 void bsk_attention_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                        const float *v, const int32_t *cu, float *o, float *lse, void *scratch);
 /* d->n_rows and d->capacity are those of the cache. */
-void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos, float *cache,
-                       int64_t T, int64_t C, int64_t capacity);
+void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const int32_t *pos,
+                       float *cache, int64_t T, int64_t C, int64_t capacity);
 void bsk_attention_cache_f32(bsk_par *par, const bsk_attention_dims *d, const float *q, const float *k,
                              const float *v, const int32_t *row, const int32_t *pos, float *o,
                              void *scratch);

@@ -29,7 +29,7 @@ enum {
     BSK_CUDA_PARTIALS = 1024,       /* f64 values that sums may leave between two kernels */
     BSK_CUDA_BLAS_BYTES = 16 << 20, /* workspace of the BLAS */
     BSK_CUDA_WORKSPACE_BYTES = BSK_CUDA_BLAS_BYTES + BSK_CUDA_PARTIALS * 8, /* that and the partials */
-    BSK_CUDA_PRODUCTS = 1024,       /* shapes of products that are remembered */
+    BSK_CUDA_PRODUCTS = 1024, /* shapes of products that are remembered */
     BSK_CUDA_MAX_HEAD_DIM = 256
 };
 

@@ -13,15 +13,15 @@
 #include <stdio.h>
 
 #define BSI_PRINTF(a, b) __attribute__((format(printf, a, b)))
-#define BSI_TRY(e)                                                                                 \
-    do {                                                                                           \
-        bs_status st_ = (e);                                                                       \
-        if (st_ != BS_OK)                                                                          \
-            return st_;                                                                            \
+#define BSI_TRY(e)                                                                                     \
+    do {                                                                                               \
+        bs_status st_ = (e);                                                                           \
+        if (st_ != BS_OK)                                                                              \
+            return st_;                                                                                \
     } while (0)
 #define BSI_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define BSI_MAX(a, b) ((a) > (b) ? (a) : (b))
-#define BSI_COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define BSI_COUNT(a)  (sizeof(a) / sizeof((a)[0]))
 
 /* Record a failure (what, where, expected, what to do) and return its status. sys: errno or 0. */
 bs_status bsi_fail(bs_status st, const char *fmt, ...) BSI_PRINTF(2, 3);

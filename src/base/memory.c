@@ -127,7 +127,7 @@ size_t bs_host_peak(bs_tag tag)
 
 const char *bs_tag_name(bs_tag tag)
 {
-    static const char *const name[BS_TAG_COUNT] = {"misc", "header",  "slots",  "ram homes", "boundaries",
-                                                   "rows", "staging", "device", "arrays"};
+    static const char *const name[BS_TAG_COUNT] = {
+        "misc", "header", "slots", "ram homes", "boundaries", "rows", "staging", "device", "arrays"};
     return (unsigned)tag < BS_TAG_COUNT ? name[tag] : "unknown";
 }

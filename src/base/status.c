@@ -19,9 +19,9 @@ static void *log_ud;
 
 const char *bs_status_name(bs_status st)
 {
-    static const char *const name[] = {
-        "ok",     "arg",         "shape",     "dtype", "state",     "nomem",   "devmem", "io",
-        "format", "device", "unsupported", "cancelled", "again", "nonfinite", "internal"};
+    static const char *const name[] = {"ok",          "arg",       "shape", "dtype",     "state",
+                                       "nomem",       "devmem",    "io",    "format",    "device",
+                                       "unsupported", "cancelled", "again", "nonfinite", "internal"};
     return (unsigned)st < BSI_COUNT(name) ? name[st] : "unknown";
 }
 

@@ -72,8 +72,8 @@ typedef struct bsi_kcall { /* one kernel launch; layouts of arg, n and f are per
     int64_t n[BSK_MAX_DIMS];
     double f[BSK_MAX_SCALARS];
     bs_dtype dtype, out; /* of the operands that bsk.h marks `a` and `o` */
-    bsi_arg workspace;   /* props.workspace_bytes for kernels that need room; may be written, holds nothing
-                            between launches. bytes 0: none, for devices that ask for none */
+    bsi_arg workspace;   /* props.workspace_bytes for kernels that need room; holds nothing between
+                          launches. bytes 0: none, for devices that ask for none */
     const char *label;   /* static or living until the device has been synchronised; for messages */
 } bsi_kcall;
 

@@ -89,18 +89,18 @@ static inline bs_place bsi_place(bsi_addr a, bs_dtype t, int64_t rows, int64_t c
 /* What a batch keeps per micro-batch: host copies, and device arrays of fixed capacity. */
 typedef struct bsi_micro {
     int64_t tokens, rows, labelled;
-    int64_t longest;   /* highest position + 1 */
+    int64_t longest;           /* highest position + 1 */
     int64_t least_id, most_id; /* of row identities */
-    int64_t *ids;      /* host [tokens] */
-    int64_t *target;   /* host [labelled] token ids */
-    int32_t *position; /* host [labelled] token index of each trained position */
-    bsi_addr pos;      /* device i32 [capacity]: position of each token in its row */
-    bsi_addr row_id;   /* device i32 [capacity]: identity of each token's row */
-    bsi_addr cu;       /* device i32 [rows + 1]: row starts */
-    bsi_addr dev_ids;  /* device i32 [capacity] */
-    bsi_addr last_at;  /* device i32 [rows]: token index of each row's last token */
-    bsi_addr label_at; /* device i32 [capacity]: token index of the i-th trained position */
-    bsi_addr label_id; /* device i32 [capacity]: its target id */
+    int64_t *ids;              /* host [tokens] */
+    int64_t *target;           /* host [labelled] token ids */
+    int32_t *position;         /* host [labelled] token index of each trained position */
+    bsi_addr pos;              /* device i32 [capacity]: position of each token in its row */
+    bsi_addr row_id;           /* device i32 [capacity]: identity of each token's row */
+    bsi_addr cu;               /* device i32 [rows + 1]: row starts */
+    bsi_addr dev_ids;          /* device i32 [capacity] */
+    bsi_addr last_at;          /* device i32 [rows]: token index of each row's last token */
+    bsi_addr label_at;         /* device i32 [capacity]: token index of the i-th trained position */
+    bsi_addr label_id;         /* device i32 [capacity]: its target id */
 } bsi_micro;
 
 struct bs_batch {

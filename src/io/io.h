@@ -12,10 +12,10 @@
 
 typedef struct bsi_file {
     char *path;
-    int fd;          /* O_DIRECT when direct, else buffered */
+    int fd; /* O_DIRECT when direct, else buffered */
     bool direct;
-    uint64_t bytes;  /* size when it was opened */
-    size_t align;    /* of offset, length and memory of a direct read (statx, else 4096); 1 when buffered
+    uint64_t bytes; /* size when it was opened */
+    size_t align;   /* of offset, length and memory of a direct read (statx, else 4096); 1 when buffered
                         reads could do with less: extents still use 4096 then */
     uint64_t ino, dev;
     int64_t mtime_ns;
@@ -77,11 +77,12 @@ void bsi_file_refuse_direct(bool on);
 
 /* ---- manifest internals ----------------------------------------------------------------------------------- */
 
-typedef struct bsi_extent {  /* one aligned piece of a file that holds tensors of a block */
+typedef struct bsi_extent { /* one aligned piece of a file that holds tensors of a block */
     int file;
-    uint64_t offset, length; /* aligned to the file's alignment when it is direct, else to 4096; the last may
+    uint64_t offset,
+        length; /* aligned to the file's alignment when it is direct, else to 4096; the last may
                                 pass the end of the file by less than that */
-    uint64_t raw_offset;     /* in a host slot; a multiple of 4096 and of the file's alignment */
+    uint64_t raw_offset; /* in a host slot; a multiple of 4096 and of the file's alignment */
 } bsi_extent;
 
 const bsi_file *bsi_manifest_file(const bs_manifest *m, int file);

@@ -404,8 +404,8 @@ bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n,
 {
     int64_t rows = t->ndim > 0 ? t->dim[0] : 1;
     if (first < 0 || n < 1 || first > rows || n > rows - first)
-        return bsi_fail(BS_SHAPE, "tensor '%s' has %lld rows; %lld from row %lld on are not in it", t->name,
-                        (long long)rows, (long long)n, (long long)first);
+        return bsi_fail(BS_SHAPE, "tensor '%s' has %lld rows; %lld from row %lld on are not in it",
+                        t->name, (long long)rows, (long long)n, (long long)first);
     uint64_t row = t->bytes / (uint64_t)rows;
     *out = *t;
     if (out->ndim > 0)
@@ -414,7 +414,8 @@ bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n,
     out->file_offset += row * (uint64_t)first;
     out->slot_offset += row * (uint64_t)first;
     if (out->expand_offset != UINT64_MAX)
-        out->expand_offset += row / bs_dtype_size(t->dtype) * bs_dtype_size(t->compute) * (uint64_t)first;
+        out->expand_offset +=
+            row / bs_dtype_size(t->dtype) * bs_dtype_size(t->compute) * (uint64_t)first;
     return BS_OK;
 }
 

@@ -39,7 +39,7 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
     if (bs_manifest_digest(m) == 0)
         return bsi_fail(BS_STATE, "manifest: only a finished one can be written");
     bsi_writer_printf(&t, "{\"bslua_manifest\":%d,\"digest\":\"%016llx\",\n\"files\":[", VERSION,
-                    (unsigned long long)bs_manifest_digest(m));
+                      (unsigned long long)bs_manifest_digest(m));
     const bsi_file *f;
     for (int i = 0; (f = bsi_manifest_file(m, i)); i++) {
         bsi_writer_printf(&t, "%s\n{\"path\":", i ? "," : "");

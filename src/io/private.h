@@ -10,9 +10,10 @@
 
 #include <sys/stat.h>
 
-#define BSI_HEADER_LIMIT 100000000 /* bytes of a safetensors header; that of the format's own reader   \
+#define BSI_HEADER_LIMIT                                                                               \
+    100000000                 /* bytes of a safetensors header; that of the format's own reader   \
                                     */
-#define BSI_EXTENT_ALIGN 4096      /* of extents of files that are read through the page cache */
+#define BSI_EXTENT_ALIGN 4096 /* of extents of files that are read through the page cache */
 
 /* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
    sys (may be NULL): errno when open itself failed, else 0. */

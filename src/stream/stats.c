@@ -89,11 +89,12 @@ bs_status bs_stream_home(const bs_stream *s, int block, int tensor, bs_place *ou
         return bsi_fail(BS_ARG, "stream: the manifest has no tensor %d in a block %d", tensor, block);
     const char *name = bs_manifest_block(s->m, block)->name;
     if (s->plan->home[block] != BS_HOME_GPU)
-        return bsi_fail(BS_STATE, "stream: block '%s' has no gpu home; only there can it be changed", name);
+        return bsi_fail(BS_STATE, "stream: block '%s' has no gpu home; only there can it be changed",
+                        name);
     const bsi_dev_slot *d = &s->dev[s->home_slot[block]];
     if ((d->state != BSI_DEV_READY && d->state != BSI_DEV_IN_USE) || d->fresh)
-        return bsi_fail(BS_STATE, "stream: block '%s' has not been visited, so its home is not filled yet",
-                        name);
+        return bsi_fail(BS_STATE,
+                        "stream: block '%s' has not been visited, so its home is not filled yet", name);
     int64_t rows = 1;
     for (int i = 0; i + 1 < t->ndim; i++)
         rows *= t->dim[i];

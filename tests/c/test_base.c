@@ -72,7 +72,7 @@ static void test_halves(void **state)
     }
     assert_int_equal(bsi_f32_to_f16(65519.0f), 0x7BFF);
     assert_int_equal(bsi_f32_to_f16(65520.0f), 0x7C00);
-    assert_int_equal(bsi_f32_to_f16(0x1p-25f), 0); /* tie to even */
+    assert_int_equal(bsi_f32_to_f16(0x1p-25f), 0);          /* tie to even */
     assert_int_equal(bsi_f32_to_bf16(1.00390625f), 0x3F80); /* tie to even */
 }
 

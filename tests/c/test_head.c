@@ -571,8 +571,8 @@ static void test_refused(void **state)
     size_t bytes;
     random_micro(&m[0], 6, 41, 9);
     random_micro(&m[1], 6, 41, 10);
-    rig r = rig_open(&(problem){
-        .vocab = 41, .height = 16, .tokens = 8, .micros = 2, .frozen = true, .bias = true});
+    rig r = rig_open(
+        &(problem){.vocab = 41, .height = 16, .tokens = 8, .micros = 2, .frozen = true, .bias = true});
     int64_t count = set_batch(&r, m, 2);
     fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "no pass");
     fails(bs_head_loss(r.head, &loss), BS_STATE, "no micro-batch");

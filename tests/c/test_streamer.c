@@ -501,14 +501,22 @@ static void test_nothing_is_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_placements),   cmocka_unit_test(test_no_staging),
-        cmocka_unit_test(test_jitter),       cmocka_unit_test(test_odd_reads),
-        cmocka_unit_test(test_dry),          cmocka_unit_test(test_waits_are_needed),
-        cmocka_unit_test(test_abort),        cmocka_unit_test(test_failing_read),
-        cmocka_unit_test(test_changed_file), cmocka_unit_test(test_lost_device),
-        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_prefetch_across_segments),
-        cmocka_unit_test(test_where),        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_placements),
+        cmocka_unit_test(test_no_staging),
+        cmocka_unit_test(test_jitter),
+        cmocka_unit_test(test_odd_reads),
+        cmocka_unit_test(test_dry),
+        cmocka_unit_test(test_waits_are_needed),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_failing_read),
+        cmocka_unit_test(test_changed_file),
+        cmocka_unit_test(test_lost_device),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_prefetch_across_segments),
+        cmocka_unit_test(test_where),
+        cmocka_unit_test(test_home),
         cmocka_unit_test(test_nothing_is_kept),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -30,8 +30,8 @@ typedef struct cuda_timer {
 typedef struct cuda_dev {
     int ordinal;
     bsk_cublas blas;
-    bsk_cuda x;            /* what launchers get */
-    cudaStream_t bound;    /* the stream and the workspace that the handle has, or NULL */
+    bsk_cuda x;         /* what launchers get */
+    cudaStream_t bound; /* the stream and the workspace that the handle has, or NULL */
     void *bound_workspace;
     char last[64];         /* label of the last operation, for errors that appear later */
     cuda_host_fill *fills; /* not yet freed */
@@ -42,8 +42,8 @@ typedef struct cuda_dev {
     uint64_t jitter;  /* state of the random delays */
     bs_errinfo error; /* status BS_OK: none */
 
-    bsi_profile *profile;    /* NULL: launches are not timed */
-    cuda_timer *timer;       /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
+    bsi_profile *profile; /* NULL: launches are not timed */
+    cuda_timer *timer;    /* [BSI_CUDA_TIMERS] once it has been asked for; events are kept for reuse */
     int timers, timers_open; /* pending; with events */
 } cuda_dev;
 
