@@ -101,6 +101,7 @@ typedef enum bsk_op {
 } bsk_op;
 
 typedef enum bsk_act { BSK_SILU, BSK_GELU_TANH, BSK_GELU_ERF, BSK_RELU } bsk_act;
+typedef enum bsk_rope_style { BSK_ROPE_HALF, BSK_ROPE_INTERLEAVED } bsk_rope_style;
 
 /* Runs fn(arg, i) for i in [0, n) on the threads of the compute queue; returns when all are done. */
 typedef struct bsk_par {

@@ -30,7 +30,7 @@ static void angles_of(const bsk_norm_rope *a, int64_t t, bool inverse, struct an
 /* One head of D entries in place. */
 static void turn(const bsk_norm_rope *a, const struct angles *by, float *x)
 {
-    bool interleaved = a->style == BS_ROPE_INTERLEAVED;
+    bool interleaved = a->style == BSK_ROPE_INTERLEAVED;
     int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : a->n_freq;
     for (int64_t j = 0; j < a->n_freq; j++) {
         float u = x[j * step], v = x[j * step + apart];

@@ -61,6 +61,6 @@ void bsk_rope_f32(bsk_par *par, const float *x, const int32_t *pos, const float 
                   int64_t T, int64_t H, int64_t D, int64_t n_freq, int style, bool inverse,
                   float scaling)
 {
-    struct rope p = {x, pos, freq, y, H, D, n_freq, style == BS_ROPE_INTERLEAVED, inverse, scaling};
+    struct rope p = {x, pos, freq, y, H, D, n_freq, style == BSK_ROPE_INTERLEAVED, inverse, scaling};
     bsk_chunks(par, T, H * D + 8 * n_freq, rope_body, &p);
 }

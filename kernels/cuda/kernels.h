@@ -17,7 +17,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
-#include "bs.h"
+#include "bs/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -355,7 +355,7 @@ template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
     a.H = (int)c->n[1];
     a.D = (int)c->n[2];
     a.n_freq = (int)c->n[3];
-    a.interleaved = c->n[4] == BS_ROPE_INTERLEAVED;
+    a.interleaved = c->n[4] == BSK_ROPE_INTERLEAVED;
     a.one = c->n[5] ? 1.0f : 0.0f;
     return a;
 }

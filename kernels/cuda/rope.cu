@@ -103,7 +103,7 @@ cudaError_t bsk_cuda_rope(bsk_cuda *x, const bsk_call *c)
                    (int)n[1],
                    (int)n[2],
                    (int)n[3],
-                   n[4] == BS_ROPE_INTERLEAVED,
+                   n[4] == BSK_ROPE_INTERLEAVED,
                    n[5] != 0,
                    (float)c->f[0]};
     bool wide = n[3] % VEC == 0 && rows_wide(n[2], c->p[0], c->p[3]);

@@ -7,7 +7,7 @@
 #ifndef BS_BASE_H
 #define BS_BASE_H
 
-#include "bs.h"
+#include "bs/base.h"
 
 #include <stdarg.h>
 #include <stdio.h>

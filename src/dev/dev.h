@@ -18,6 +18,7 @@
 #define BS_DEV_H
 
 #include "base/base.h"
+#include "bs/dev.h"
 #include "bsk.h"
 
 typedef enum bsi_memkind {

@@ -6,6 +6,7 @@
 #ifndef BS_ENGINE_H
 #define BS_ENGINE_H
 
+#include "bs/engine.h"
 #include "dev/dev.h"
 
 struct bs_engine {

@@ -6,6 +6,7 @@
 #ifndef BS_STREAM_H
 #define BS_STREAM_H
 
+#include "bs/stream.h"
 #include "engine/engine.h"
 #include "io/io.h"
 

@@ -7,6 +7,9 @@
 
 #include <math.h>
 
+_Static_assert((int)BS_ROPE_HALF == BSK_ROPE_HALF && (int)BS_ROPE_INTERLEAVED == BSK_ROPE_INTERLEAVED,
+               "the words of the API are those of the kernels");
+
 /* ---- rope ------------------------------------------------------------------------------------ */
 
 bs_status bs_rope_new(bs_engine *e, const bs_array *inv_freq, double scaling, bs_rope_style style,

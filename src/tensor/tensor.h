@@ -20,6 +20,7 @@
 #ifndef BS_TENSOR_H
 #define BS_TENSOR_H
 
+#include "bs/tensor.h"
 #include "engine/engine.h"
 
 typedef enum bsi_op {

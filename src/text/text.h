@@ -10,6 +10,7 @@
 #define BS_TEXT_H
 
 #include "base/base.h"
+#include "bs/text.h"
 
 #include <cjson/cJSON.h>
 

@@ -18,6 +18,7 @@
 ** acc, which nothing needs after finish; elsewhere there is also a place for the tile's bias in f32. X,
 ** m, s, ly stay for tile_grad.
 */
+#include "bs/train.h"
 #include "tensor/tensor.h"
 
 #include <math.h>

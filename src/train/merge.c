@@ -5,6 +5,7 @@
 ** their number changes no bits. Beside W, A and B it takes one f32 piece per thread. Any thread calls it.
 */
 #include "base/base.h"
+#include "bs/train.h"
 #include "bsk.h"
 
 #include <pthread.h>

@@ -15,6 +15,7 @@
 #ifndef BS_TRAIN_H
 #define BS_TRAIN_H
 
+#include "bs/train.h"
 #include "engine/engine.h"
 
 typedef struct bsi_param {

@@ -274,7 +274,7 @@ static void try_norm_rope(void)
         const int64_t *s = shapes[v / 8];
         bs_dtype dtype = types[v & 1];
         bool half = dtype == BS_DTYPE_BF16;
-        int64_t n = s[0] * s[1] * s[2], style = v >> 1 & 1 ? BS_ROPE_INTERLEAVED : BS_ROPE_HALF,
+        int64_t n = s[0] * s[1] * s[2], style = v >> 1 & 1 ? BSK_ROPE_INTERLEAVED : BSK_ROPE_HALF,
                 more = v >> 2 & 1;
         trial t = trial_of(BSK_NORM_ROPE, "norm_rope", dtype),
               b = trial_of(BSK_NORM_ROPE_BWD, "norm_rope_bwd", dtype);
@@ -320,7 +320,8 @@ static void try_rope(void)
         for (int64_t j = 0; j < s[3]; j++)
             freq[j] = (float)pow(10000.0, -(double)j / (double)s[3]);
         written(&t, A, s[0] * s[1] * s[2]);
-        SIZES(&t, s[0], s[1], s[2], s[3], v >> 1 & 1 ? BS_ROPE_INTERLEAVED : BS_ROPE_HALF, v % 3 == 0);
+        SIZES(&t, s[0], s[1], s[2], s[3], v >> 1 & 1 ? BSK_ROPE_INTERLEAVED : BSK_ROPE_HALF,
+              v % 3 == 0);
         t.f[0] = 1.1;
         note(&t, "D", s[2]), note(&t, "freqs", s[3]), note(&t, "style", t.n[4]);
         run(&t);

@@ -4,6 +4,7 @@
 ** held against the marks of bsk.h; the arena; the sizes functions; refusals. On meta, which holds no bytes:
 ** launches are seen by a spy between the front and the backend.
 */
+#include "bs.h"
 #include "tensor_fixture.h"
 
 enum { T = 8, C = 16, H = 4, D = 4, HIDDEN = 32, R = 2, VOCAB = 24, MAX_CALLS = 256 };

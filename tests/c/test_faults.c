@@ -4,6 +4,7 @@
 ** every device call fails once: each failure is reported as what it is, everything closes, nothing is
 ** left behind, and the same step then works. Refused engines leave the numbers as they are.
 */
+#include "bs.h"
 #include "stream/stream.h"
 
 #include <errno.h>

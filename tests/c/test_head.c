@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loss, dX, dW and logits over vocabulary tiles against a full-vocabulary softmax in f64. */
+#include "bs.h"
 #include "tensor/tensor.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors reader: every rule of the format with a file that breaks it, and mutated valid files. */
 #include "base/base.h"
+#include "bs.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>

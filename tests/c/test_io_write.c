@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writers: bytes of a safetensors file, round trip, and failures that leave the old file whole. */
 #include "base/base.h"
+#include "bs.h"
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Merging an adapter into a weight: against f64, every dtype, threads, what does not fit. */
 #include "base/base.h"
+#include "bs.h"
 
 #include <math.h>
 #include <setjmp.h>

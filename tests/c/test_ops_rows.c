@@ -13,7 +13,7 @@ static void rope_ref(const opcase *c, double *const *in, double *y)
         for (int64_t t = 0; t < ROW_LEN[r]; t++)
             for (int64_t h = 0; h < H; h++)
                 for (int64_t k = 0; k < F; k++) {
-                    const bool half = c->n[2] == BS_ROPE_HALF;
+                    const bool half = c->n[2] == BSK_ROPE_HALF;
                     int64_t base = ((at + t) * H + h) * D, a = base + (half ? k : 2 * k),
                             b = base + (half ? k + F : 2 * k + 1);
                     double phi = (double)t * (double)(float)pow(0.3, (double)k);

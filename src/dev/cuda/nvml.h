@@ -6,7 +6,7 @@
 #ifndef BS_CUDA_NVML_H
 #define BS_CUDA_NVML_H
 
-#include "bs.h"
+#include "bs/dev.h"
 
 typedef struct bsi_nvml {
     void *library, *gpu;

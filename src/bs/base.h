@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bs/base.h: status, host memory, element types, host arrays. Conventions: bs.h. */
+#ifndef BS_PUBLIC_BASE_H
+#define BS_PUBLIC_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BS_VERSION   "0.1.0"
+#define BS_API       __attribute__((visibility("default")))
+#define BS_NODISCARD __attribute__((warn_unused_result))
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+typedef enum bs_status {
+    BS_OK = 0,
+    BS_ARG,         /* wrong argument value */
+    BS_SHAPE,       /* shapes do not fit */
+    BS_DTYPE,       /* dtype not supported here */
+    BS_STATE,       /* object closed, dead, or call out of order */
+    BS_NOMEM,       /* host memory or the ram budget */
+    BS_DEVMEM,      /* device memory or the vram budget */
+    BS_IO,          /* the operating system refused a read, write or open */
+    BS_FORMAT,      /* a file does not hold what it should */
+    BS_DEVICE,      /* execution failed; the device is lost */
+    BS_UNSUPPORTED, /* known, but not available in this build or machine */
+    BS_CANCELLED,   /* bs_cancel was set while waiting */
+    BS_AGAIN,       /* not done yet (only from functions that say so) */
+    BS_NONFINITE,   /* NaN or infinity where a finite value is required */
+    BS_INTERNAL     /* a bug of ours */
+} bs_status;
+
+typedef struct bs_errinfo {
+    bs_status status;
+    int sys; /* errno, or 0 */
+    char msg[512];
+} bs_errinfo;
+
+/* The one-word name of a status ("io", "format", ...); never changes. */
+BS_API const char *bs_status_name(bs_status st);
+/* Detail of the last failure on this thread; valid until the next failure on it. Never NULL. */
+BS_API const bs_errinfo *bs_error(void);
+/* Version string, e.g. "0.1.0". */
+BS_API const char *bs_version(void);
+/* One line per optional feature: "io_uring: yes (liburing 2.3)". Static storage. */
+BS_API const char *bs_build_info(void);
+
+/* Frees text that a function here has made. */
+BS_API void bs_str_free(char *s);
+
+/* Ask every wait of libbs to end with BS_CANCELLED (async-signal-safe); false clears it. */
+BS_API void bs_cancel(bool on);
+BS_API bool bs_cancelled(void);
+
+/* Log lines (fall-backs, warnings) go to fn, or to stderr when fn is NULL. Process-wide. */
+typedef void (*bs_log_fn)(void *ud, const char *line);
+BS_API void bs_log_to(bs_log_fn fn, void *ud);
+
+/* ---- host memory accounting ------------------------------------------------------------------ */
+
+/* What host bytes are used for. */
+typedef enum bs_tag {
+    BS_TAG_MISC,
+    BS_TAG_HEADER,   /* parsed headers, manifests, plans */
+    BS_TAG_SLOT,     /* pinned staging slots */
+    BS_TAG_HOME,     /* pinned ram homes */
+    BS_TAG_BOUNDARY, /* pinned boundaries */
+    BS_TAG_ROWS,     /* row tables and their staging */
+    BS_TAG_STAGING,  /* small pinned buffers: batches, read-back */
+    BS_TAG_DEVICE,   /* device memory of the cpu device: counts against vram, not ram */
+    BS_TAG_ARRAY,    /* host arrays */
+    BS_TAG_COUNT
+} bs_tag;
+
+/* Live and highest bytes of a tag. */
+BS_API size_t bs_host_bytes(bs_tag tag);
+BS_API size_t bs_host_peak(bs_tag tag);
+BS_API const char *bs_tag_name(bs_tag tag);
+
+/* ---- dtypes ---------------------------------------------------------------------------------- */
+
+typedef enum bs_dtype {
+    BS_DTYPE_F32,
+    BS_DTYPE_BF16,
+    BS_DTYPE_F16,
+    BS_DTYPE_I64,
+    BS_DTYPE_I32,
+    BS_DTYPE_U8,
+    BS_DTYPE_F64,
+    BS_DTYPE_COUNT
+} bs_dtype;
+
+#define BS_MAX_DIMS 8
+
+BS_API const char *bs_dtype_name(bs_dtype t);             /* "f32", "bf16", ... */
+BS_API size_t bs_dtype_size(bs_dtype t);                  /* bytes of one element */
+BS_API bool bs_dtype_parse(const char *s, bs_dtype *out); /* accepts "bf16" and "BF16" */
+
+/* ---- host arrays ----------------------------------------------------------------------------- */
+
+/* A dense row-major array in host memory: reference data, read-back, adapter files. */
+typedef struct bs_array {
+    bs_dtype dtype;
+    int ndim;
+    int64_t dim[BS_MAX_DIMS];
+    size_t bytes;
+    void *data; /* 64-byte aligned; owned by the array */
+} bs_array;
+
+BS_API BS_NODISCARD bs_status bs_array_new(bs_dtype t, int ndim, const int64_t *dim,
+                                           bs_array **out); /* zeroed */
+BS_API void bs_array_free(bs_array *a);
+BS_API int64_t bs_array_count(const bs_array *a);
+/* Fill an f32 array uniformly in +-bound by Philox(seed, name): the same on every machine. */
+BS_API BS_NODISCARD bs_status bs_array_uniform(bs_array *a, double bound, uint64_t seed,
+                                               const char *name);
+/* Element i (0-based, row-major) as double; i64 beyond 2^53 loses bits. */
+BS_API double bs_array_get(const bs_array *a, int64_t i);
+BS_API void bs_array_set(bs_array *a, int64_t i, double v);
+/* A converted copy (round to nearest even). */
+BS_API BS_NODISCARD bs_status bs_array_cast(const bs_array *a, bs_dtype t, bs_array **out);
+/* ||a-b|| / ||b|| in f64 (||a-b|| when b is zero); BS_SHAPE when the counts differ. A non-finite
+   value on either side gives +inf. */
+BS_API BS_NODISCARD bs_status bs_array_rel_err(const bs_array *a, const bs_array *b, double *out);
+/* 64-bit hash of the bytes, dtype and dims; a function of the content only. */
+BS_API uint64_t bs_array_hash(const bs_array *a);
+BS_API uint64_t bs_hash64(const void *p, size_t n, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bs/io.h: files: safetensors, whole-file writes, the manifest. Conventions: bs.h. */
+#ifndef BS_PUBLIC_IO_H
+#define BS_PUBLIC_IO_H
+
+#include "bs/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- safetensors (FORMAT of huggingface/safetensors) ----------------------------------------- */
+
+typedef struct bs_st bs_st; /* an open file with its checked header */
+typedef struct bs_st_tensor {
+    const char *name;       /* owned by the bs_st */
+    const char *dtype_name; /* as in the file, e.g. "F8_E4M3" */
+    bs_dtype dtype;         /* BS_DTYPE_COUNT: a dtype of the format that we do not compute with */
+    int ndim;
+    int64_t dim[BS_MAX_DIMS];
+    uint64_t offset; /* of the first byte, from the start of the file */
+    uint64_t bytes;
+} bs_st_tensor;
+
+/* Open and check everything that the format demands; the error names file, tensor and rule. A file
+   that is HTML, a Git LFS pointer or empty is told as such. */
+BS_API BS_NODISCARD bs_status bs_st_open(const char *path, bs_st **out);
+BS_API void bs_st_close(bs_st *st);
+BS_API int64_t bs_st_count(const bs_st *st);
+BS_API const bs_st_tensor *bs_st_at(const bs_st *st, int64_t i);          /* file order */
+BS_API const bs_st_tensor *bs_st_find(const bs_st *st, const char *name); /* NULL: absent */
+BS_API const char *bs_st_path(const bs_st *st);
+BS_API uint64_t bs_st_file_bytes(const bs_st *st);
+BS_API BS_NODISCARD bs_status bs_st_read(bs_st *st, const char *name, bs_array **out);
+/* The i-th key of __metadata__ and its value; NULL: there are no more. */
+BS_API const char *bs_st_meta(const bs_st *st, int i, const char **value);
+
+/* Write n arrays to path: temp file beside it, fsync, rename, fsync of the folder. The old file stays
+   whole on any failure. metadata: n_meta key/value pairs, or NULL. */
+BS_API BS_NODISCARD bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
+                                          const bs_array *const *arrays, int n_meta,
+                                          const char *const *keys, const char *const *values);
+/* The same file tensor by tensor, in any order, so that one at a time has to be in memory. Of the n
+   descriptions name, dtype_name, ndim and dim count. */
+typedef struct bs_st_writer bs_st_writer;
+BS_API BS_NODISCARD bs_status bs_st_writer_open(const char *path, int64_t n,
+                                                const bs_st_tensor *tensors, int n_meta,
+                                                const char *const *keys, const char *const *values,
+                                                bs_st_writer **out);
+/* The bytes of a tensor: from an array of its dtype and dims, or as they are in another file. */
+BS_API BS_NODISCARD bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a);
+BS_API BS_NODISCARD bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from);
+/* Every tensor has been given: fsync, rename. Before it, or when it fails, path is what it was. */
+BS_API BS_NODISCARD bs_status bs_st_writer_finish(bs_st_writer *w);
+BS_API void bs_st_writer_close(bs_st_writer *w); /* throws away what was not finished */
+
+/* The same discipline for any bytes (adapter_config.json, reports). */
+BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
+/* Renames from[i] to to[i], one after the other with nothing between, then flushes the folder. All are in one
+   folder. Nothing is renamed when a place is taken by something that is no file. */
+BS_API BS_NODISCARD bs_status bs_file_replace(int n, const char *const *from, const char *const *to);
+
+/* ---- manifest: where each block's bytes are -------------------------------------------------- */
+
+typedef struct bs_manifest bs_manifest;
+
+typedef struct bs_tensor_info {
+    const char *name;
+    bs_dtype dtype;
+    int ndim;
+    int64_t dim[BS_MAX_DIMS];
+    int file;
+    uint64_t file_offset;
+    uint64_t bytes;
+    uint64_t slot_offset;   /* in the canonical device layout of its block, multiple of 256 */
+    uint64_t expand_offset; /* in the expand region, UINT64_MAX when stored in the compute dtype */
+    bs_dtype compute;       /* element type that the expand region is laid out for */
+} bs_tensor_info;
+
+typedef struct bs_block_info {
+    const char *name;
+    const char *kind; /* "layer", "mix", "experts", "norm", "tile", "embed" */
+    int n_tensors;
+    int n_extents;
+    uint64_t payload_bytes; /* sum of tensor bytes */
+    uint64_t slot_bytes;    /* canonical layout */
+    uint64_t raw_bytes;     /* aligned extents: host slot and disk reads */
+    uint64_t expand_bytes;  /* f32 expansion of its tensors that are not stored as f32 */
+} bs_block_info;
+
+BS_API BS_NODISCARD bs_status bs_manifest_new(bs_manifest **out);
+BS_API void bs_manifest_free(bs_manifest *m);
+/* Adds a file, checks that it can be read, records size and identity. Same path: same index. */
+BS_API BS_NODISCARD bs_status bs_manifest_add_file(bs_manifest *m, const char *path, int *out);
+BS_API BS_NODISCARD bs_status bs_manifest_add_block(bs_manifest *m, const char *name, const char *kind,
+                                                    int *out);
+/* A tensor (or whole rows of one) of the block, in canonical order. */
+BS_API BS_NODISCARD bs_status bs_manifest_add_tensor(bs_manifest *m, int block, const char *name,
+                                                     bs_dtype t, int ndim, const int64_t *dim, int file,
+                                                     uint64_t file_offset, int *out);
+/* A table [rows, cols] of which single rows are gathered (embedding). */
+BS_API BS_NODISCARD bs_status bs_manifest_add_rows(bs_manifest *m, const char *name, bs_dtype t,
+                                                   int64_t rows, int64_t cols, int file,
+                                                   uint64_t file_offset, int *out);
+/* The dtype that engines compute in, f32 (the default) or bf16: tensors stored otherwise get a place in
+   the expand layout. Also on a finished manifest, before a weight is made from it. */
+BS_API BS_NODISCARD bs_status bs_manifest_compute(bs_manifest *m, bs_dtype compute);
+/* Opens the files for reading (O_DIRECT where possible), computes extents, layouts and digest; after
+   it nothing can be added. */
+BS_API BS_NODISCARD bs_status bs_manifest_finish(bs_manifest *m);
+BS_API int bs_manifest_blocks(const bs_manifest *m);
+BS_API const bs_block_info *bs_manifest_block(const bs_manifest *m, int block);
+BS_API const bs_tensor_info *bs_manifest_tensor(const bs_manifest *m, int block, int tensor);
+/* Rows [first, first + n) of a tensor as a tensor of the same block. */
+BS_API BS_NODISCARD bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n,
+                                                  bs_tensor_info *out);
+BS_API int bs_manifest_find_tensor(const bs_manifest *m, int block, const char *name); /* -1: absent */
+BS_API uint64_t bs_manifest_digest(const bs_manifest *m);
+/* Largest alignment asked by its files (direct reads), bytes. */
+BS_API size_t bs_manifest_alignment(const bs_manifest *m);
+/* Manifest as JSON text (malloc'ed; free with bs_str_free) and back. */
+BS_API BS_NODISCARD bs_status bs_manifest_to_json(const bs_manifest *m, char **out);
+BS_API BS_NODISCARD bs_status bs_manifest_from_json(const char *text, size_t n, bs_manifest **out);
+
+/* ---- how files are read ---------------------------------------------------------------------- */
+
+typedef struct bs_io_cfg {
+    const char *engine;   /* "auto", "uring", "pool" */
+    int depth;            /* requests in flight; 0 = 32 */
+    int threads;          /* pool; 0 = 4 */
+    size_t request_bytes; /* 0 = 2 MiB */
+    bool no_direct;       /* buffered reads (tests, odd file systems) */
+} bs_io_cfg;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
