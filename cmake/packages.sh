@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by recipes/quickstart.sh and tests/run.sh: makes sure that the build's packages are there.
-# Installs what is missing as root or through sudo; otherwise prints the one line to run and stops.
+# Sourced by recipes/quickstart.sh and tests/run.sh, so that either may come first: packages, and a build folder.
 
+# Installs what is missing as root or through sudo; otherwise prints the one line to run and stops.
 need_packages() {
   if ! command -v dpkg-query >/dev/null 2>&1; then
     echo "This is not Debian or Ubuntu: install Lua 5.4, cJSON, liburing, CMocka, OpenBLAS, PCRE2," \
@@ -31,3 +31,12 @@ need_packages() {
 build_packages=(build-essential cmake ninja-build pkg-config liblua5.4-dev libcjson-dev liburing-dev
                 libopenblas0 libpcre2-dev libutf8proc-dev)
 test_packages=(lua5.4 libcmocka-dev lua-busted lua-check)
+
+# Configures build/PRESET. A preset sets every option that matters here, so what an earlier configuration left in
+# the folder does not; a folder of another generator is begun anew.
+configure() { # preset, options of cmake
+  local preset=$1 fresh=()
+  shift
+  if ! grep -qs '^CMAKE_GENERATOR:INTERNAL=Ninja$' "build/$preset/CMakeCache.txt"; then fresh=(--fresh); fi
+  cmake --preset "$preset" "${fresh[@]}" "$@"
+}

@@ -15,6 +15,7 @@
 local bs = require "bs"
 local args = require "bs.args"
 local data = require "bs.data"
+local device = require "bs.device"
 local generate = require "bs.generate"
 local job = require "bs.job"
 local model = require "bs.model"
@@ -23,7 +24,8 @@ local row_formats = require "bs.rows"
 local sample = require "bs.sample"
 local schedule = require "bs.schedule"
 
-local cfg = args.parse(arg, {
+local cfg, given = args.parse(arg, {
+  device = { "cpu", "cpu or cuda" },
   out = { "build/quickstart", "folder for the model, the rows and the adapter" },
   base_steps = { 160, "steps that train the model itself", 1 },
   base_lr = { 2e-3, "their highest learning rate", 0, 1 },
@@ -46,6 +48,10 @@ local random_dir, model_dir, adapter_dir = cfg.out .. "/random", cfg.out .. "/mo
 local train_file, valid_file = cfg.out .. "/train.jsonl", cfg.out .. "/valid.jsonl"
 bs.check_folder(cfg.out)
 bs.mkdir(cfg.out)
+do -- the pool of a GPU also holds the workspace of its products, whatever the model
+  local dev <close> = device.open { device = cfg.device }
+  if not given.vram then cfg.vram = cfg.vram + dev:props().workspace_bytes end
+end
 
 -- ---- the model and its tokenizer: a token is a byte, 256 ends a text -----------------------------------
 
@@ -127,7 +133,8 @@ local function train_model()
   local text, start = document(), bs.now()
   model.create(random_dir, config, { seed = cfg.seed })
   local j <close> = job.new {
-    model = random_dir, trainable = "base", home = "gpu", micro_tokens = ROW * ROWS, threads = cfg.threads,
+    model = random_dir, trainable = "base", home = "gpu", micro_tokens = ROW * ROWS, device = cfg.device,
+    threads = cfg.threads,
   }
   say("model     Qwen3 layout, %d layers of %d channels, %.2f M random weights, %s as f32",
     config.num_hidden_layers, config.hidden_size, j:weight_bytes() / 4e6, plan.mib(j:weight_bytes()))
@@ -183,7 +190,7 @@ local MICRO, MICROS = 128, 2 -- tokens of a micro-batch, micro-batches of a step
 
 local function open_job(settings)
   settings.model, settings.micro_tokens, settings.micros = model_dir, MICRO, MICROS
-  settings.seed, settings.threads = cfg.seed, cfg.threads
+  settings.seed, settings.device, settings.threads = cfg.seed, cfg.device, cfg.threads
   settings.lora = not settings.adapter and { r = cfg.r } or nil
   return job.new(settings)
 end

@@ -22,7 +22,7 @@ sanitizer_wrap() {
 run_preset() { # preset, ctest label expression
   local preset=$1 select=$2 log="build/$1-ctest.log"
   echo "== $preset: build"
-  if ! { cmake --preset "$preset" -G Ninja && cmake --build --preset "$preset"; } >"build/$preset-build.log" 2>&1; then
+  if ! { configure "$preset" -DBS_TESTS=ON && cmake --build --preset "$preset"; } >"build/$preset-build.log" 2>&1; then
     tail -40 "build/$preset-build.log"
     failed=$((failed + 1)) failures+=("$preset: build")
     return

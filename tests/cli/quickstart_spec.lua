@@ -55,6 +55,15 @@ describe("quickstart", function()
     assert.matches("row 1: Q: .*\\nA: %[SELECT .*<|endoftext|>%]", log)
   end)
 
+  it("refuses a device that is none, or not here, in one line", function()
+    local ok, code, log = run "device=cdua"
+    assert.is_false(ok)
+    assert.equal(2, code)
+    assert.matches("^bslua: device=cdua: [^\n]+\n$", log)
+    ok, code, log = run "device=cuda"
+    assert.is_true(ok or code == 1 and log:match("^bslua: device=cuda: [^\n]+\n$") ~= nil, log)
+  end)
+
   it("says which budget would do", function()
     local ok, code, log = run "base_steps=1 steps=1 vram=2MiB"
     assert.is_false(ok)
