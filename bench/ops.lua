@@ -61,7 +61,9 @@ local function open_rig(device, folder, T)
   local c, homes, list, keys = m.config, {}, program.walk(m), {}
   for b = 0, m.n_blocks - 1 do homes[b] = "gpu" end
   local rig = { device = device, m = m, c = c, T = T, w = m.compute == "bf16" and 2 or 4, key = {} }
-  rig.plan = bs.plan.new { manifest = m.manifest, homes = homes, dev_slots = 1, host_slots = 1, program = list }
+  rig.placement = bs.placement.new {
+    manifest = m.manifest, homes = homes, dev_slots = 1, host_slots = 1, program = list,
+  }
   rig.engine = bs.engine.open {
     device = device, compute = m.compute, pool_bytes = args.size(cfg.pool), expand_bytes = m.expand_bytes,
     n_blocks = m.n_blocks, seed = 1,
@@ -71,7 +73,7 @@ local function open_rig(device, folder, T)
   for name, channels in pairs { x = c.channels, o = c.heads * c.head_dim, q = c.heads * c.head_dim,
                                 k = c.kv_heads * c.head_dim, v = c.kv_heads * c.head_dim, gate = c.hidden,
                                 up = c.hidden } do
-    keys[#keys + 1] = { name = name, channels = channels, dtype = m.compute, keep = "device" }
+    keys[#keys + 1] = { name = name, channels = channels, dtype = m.compute, stay = "device" }
     rig.key[name] = #keys - 1
   end
   rig.store = bs.store.open(e, rig.batch, keys)
@@ -83,7 +85,7 @@ local function open_rig(device, folder, T)
   local f, scaling = nn.inv_freq(c.rope, 1)
   rig.rope = bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
   rig.lora, rig.plain = model.bind(m, e, trainer), model.bind(m, e)
-  rig.stream = bs.stream.open { engine = e, plan = rig.plan }
+  rig.stream = bs.stream.open { engine = e, placement = rig.placement }
   e:seal()
   for _, a in ipairs(adapters) do
     rig.params:init_kaiming(a.a, 1)

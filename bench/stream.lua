@@ -306,7 +306,7 @@ local function run_case(folder, c, rates, resident_of)
   local j <close> = open_job(folder, c)
   local opened = bs.now() - t0
   local r = measure(j, c)
-  local planned, e = j.plan:bytes(true), j.engine:stats()
+  local planned, e = j.placement:bytes(true), j.engine:stats()
   r.opened, r.home, r.mode, r.row_tokens, r.micros, r.rows = opened, c.home, c.mode, c.tokens, c.micros, cfg.rows
   r.tokens, r.planned = c.tokens * cfg.rows * c.micros, planned
   r.resident, r.resident_micro = resident, one.median

@@ -296,7 +296,7 @@ function driver.segment(job, run, n)
     handler[v.kind](job, run, v)
     if i == n - run.early and run.ahead then run.ahead() end
   end
-  job.stream:finish_visit()
+  job.stream:end_visit()
   if run.head_mode == "loss" then
     for j = 0, run.micros - 1 do job.head:finish(j) end
   end

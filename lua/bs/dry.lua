@@ -24,7 +24,7 @@ function dry.measure(job, keep, build, close)
   build(job, device, choice, 0)
   local fixed = job.engine:stats().fixed_bytes
   local store = bs.store.bytes(job:batch_config(), job:store_keys("device", keep))
-  local other = fixed - job.plan:device_bytes() - store
+  local other = fixed - job.placement:device_bytes() - store
   -- Every micro-batch takes the same ranges of the arena, so two stand for all, unless something of each is kept.
   local micros = { full_micro(job, math.huge) }
   for j = 2, keep > 0 and cfg.micros or math.min(2, cfg.micros) do micros[j] = micros[1] end

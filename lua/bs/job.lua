@@ -173,7 +173,7 @@ end
 function methods:store_keys(boundaries, keep)
   local m, c, list, keys = self.model, self.model.config, {}, { h = {} }
   local function add(name, channels, where, dtype)
-    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, keep = where }
+    list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, stay = where }
     return #list - 1
   end
   for i = 0, c.layers do
@@ -226,7 +226,7 @@ end
 -- holds each part at once, so that close ends them whatever fails here.
 local function build(self, dev, choice, pool_bytes)
   local m, cfg, o = self.model, self.cfg, self
-  o.plan = plan.bs_plan(self, choice.homes, choice.dev_slots, choice.host_slots)
+  o.placement = plan.place_blocks(self, choice.homes, choice.dev_slots, choice.host_slots)
   o.engine = bs.engine.open {
     device = dev, compute = m.compute, pool_bytes = pool_bytes, expand_bytes = m.expand_bytes,
     workspace_bytes = self.device:props().workspace_bytes, n_blocks = m.n_blocks, seed = cfg.seed,
@@ -235,7 +235,7 @@ local function build(self, dev, choice, pool_bytes)
   o.batch = bs.batch.open(e, self:batch_config())
   o.store = bs.store.open(e, o.batch, self:store_keys(choice.boundaries, choice.keep))
   o.keep_from = m.config.layers - choice.keep
-  o.rows = bs.rows.open(e, {
+  o.rows = bs.embedding.open(e, {
     manifest = m.manifest, rows = m.rows, home = choice.rows, batch = o.batch, io = cfg.io,
   })
   local trainer
@@ -257,7 +257,7 @@ local function build(self, dev, choice, pool_bytes)
     o.cache = bs.cache.open(e, { rows = cfg.cache.rows, capacity = cfg.cache.tokens, channels = self.kv })
   end
   o.weights = model.bind(m, e, trainer)
-  o.stream = bs.stream.open { engine = e, plan = o.plan, io = cfg.io }
+  o.stream = bs.stream.open { engine = e, placement = o.placement, io = cfg.io }
   e:seal()
 end
 

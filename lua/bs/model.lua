@@ -104,7 +104,7 @@ local function add_tiles(self, largest, update)
       and { block = whole.block, id = whole.id, bias = whole.bias, first = first, n = n, part = true }
       or add_vocab(self, ("head.%d"):format(first), "tile", t, first, n, bias)
   end
-  self.rows = self.manifest:rows(fam.embed.name, embed.dtype, c.vocab, c.channels,
+  self.rows = self.manifest:row_table(fam.embed.name, embed.dtype, c.vocab, c.channels,
     self.manifest:file(embed.path), embed.offset)
 end
 

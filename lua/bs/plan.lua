@@ -187,8 +187,8 @@ local function place(job, sizes, order, gpu_budget, ram_budget)
   return homes
 end
 
-local function bs_plan(job, homes, dev_slots, host_slots)
-  return bs.plan.new {
+local function place_blocks(job, homes, dev_slots, host_slots)
+  return bs.placement.new {
     manifest = job.model.manifest, homes = homes, dev_slots = dev_slots, host_slots = host_slots,
     program = job.program, cyclic = true,
   }
@@ -205,7 +205,7 @@ end
 local function other_bytes(job, choice)
   local batch, dry = job:batch_config(), job:needs(choice.keep)
   local store_dev, store_host = bs.store.bytes(batch, job:store_keys(choice.boundaries, choice.keep))
-  local _, rows_host = bs.rows.bytes(job.model.manifest, job.model.rows, choice.rows, batch)
+  local _, rows_host = bs.embedding.bytes(job.model.manifest, job.model.rows, choice.rows, batch)
   local batch_host = batch.micros * batch.tokens * 48
   return dry.other + store_dev + dry.arena, store_host + rows_host + STAGING + batch_host
 end
@@ -214,13 +214,13 @@ end
 local function complete(job, choice, sizes, rates)
   local cfg, order = job.cfg, choice.order
   local dev_other, host_other = other_bytes(job, choice)
-  local bare <close> = bs_plan(job, place(job, sizes, order, 0, 0), choice.dev_slots, choice.host_slots)
+  local bare <close> = place_blocks(job, place(job, sizes, order, 0, 0), choice.dev_slots, choice.host_slots)
   local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
   if need_dev > cfg.vram or need_host > cfg.ram then return nil, need_dev, need_host end
   local homes = place(job, sizes, order, cfg.vram - need_dev, cfg.ram - need_host)
   choice.homes = homes
   if not needs_staging(homes) then choice.host_slots = 0 end
-  local p <close> = bs_plan(job, homes, choice.dev_slots, choice.host_slots)
+  local p <close> = place_blocks(job, homes, choice.dev_slots, choice.host_slots)
   choice.peak = dev_other + p:device_bytes()
   choice.host = host_other + p:host_bytes()
   if choice.peak > cfg.vram or choice.host > cfg.ram then
@@ -341,6 +341,6 @@ function plan.describe(job, choice)
     mib(choice.host))
 end
 
-plan.bs_plan = bs_plan
+plan.place_blocks = place_blocks
 
 return plan

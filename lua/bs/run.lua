@@ -32,7 +32,7 @@ end
 
 --- What is resident where, what the last step moved and what it waited for: one line.
 function run.residency(job, before, after)
-  local s, e, warm = job.stream:stats(), job.engine:stats(), job.plan:bytes(true)
+  local s, e, warm = job.stream:stats(), job.engine:stats(), job.placement:bytes(true)
   local seconds, unpinned = math.max(after.time - before.time, 1e-9), job.device:props().unpinned_bytes
   return ("%d blocks on the device, %d in ram; pool %s of %s; step read %s (plan %s) + rows %s, link %s; "
     .. "waited for disk %.0f%%%s"):format(s.resident_device, s.resident_host, plan.mib(e.peak_bytes),

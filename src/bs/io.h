@@ -11,48 +11,55 @@ extern "C" {
 
 /* ---- safetensors (FORMAT of huggingface/safetensors) ----------------------------------------- */
 
-typedef struct bs_st bs_st; /* an open file with its checked header */
-typedef struct bs_st_tensor {
-    const char *name;       /* owned by the bs_st */
+typedef struct bs_safetensors bs_safetensors; /* an open file with its checked header */
+typedef struct bs_safetensors_tensor {
+    const char *name;       /* owned by the bs_safetensors */
     const char *dtype_name; /* as in the file, e.g. "F8_E4M3" */
     bs_dtype dtype;         /* BS_DTYPE_COUNT: a dtype of the format that we do not compute with */
     int ndim;
     int64_t dim[BS_MAX_DIMS];
     uint64_t offset; /* of the first byte, from the start of the file */
     uint64_t bytes;
-} bs_st_tensor;
+} bs_safetensors_tensor;
 
 /* Open and check everything that the format demands; the error names file, tensor and rule. A file
    that is HTML, a Git LFS pointer or empty is told as such. */
-BS_API BS_NODISCARD bs_status bs_st_open(const char *path, bs_st **out);
-BS_API void bs_st_close(bs_st *st);
-BS_API int64_t bs_st_count(const bs_st *st);
-BS_API const bs_st_tensor *bs_st_at(const bs_st *st, int64_t i);          /* file order */
-BS_API const bs_st_tensor *bs_st_find(const bs_st *st, const char *name); /* NULL: absent */
-BS_API const char *bs_st_path(const bs_st *st);
-BS_API uint64_t bs_st_file_bytes(const bs_st *st);
-BS_API BS_NODISCARD bs_status bs_st_read(bs_st *st, const char *name, bs_array **out);
+BS_API BS_NODISCARD bs_status bs_safetensors_open(const char *path, bs_safetensors **out);
+BS_API void bs_safetensors_close(bs_safetensors *st);
+BS_API int64_t bs_safetensors_count(const bs_safetensors *st);
+BS_API const bs_safetensors_tensor *bs_safetensors_at(const bs_safetensors *st,
+                                                      int64_t i); /* file order */
+BS_API const bs_safetensors_tensor *bs_safetensors_find(const bs_safetensors *st,
+                                                        const char *name); /* NULL: absent */
+BS_API const char *bs_safetensors_path(const bs_safetensors *st);
+BS_API uint64_t bs_safetensors_file_bytes(const bs_safetensors *st);
+BS_API BS_NODISCARD bs_status bs_safetensors_read(bs_safetensors *st, const char *name, bs_array **out);
 /* The i-th key of __metadata__ and its value; NULL: there are no more. */
-BS_API const char *bs_st_meta(const bs_st *st, int i, const char **value);
+BS_API const char *bs_safetensors_meta(const bs_safetensors *st, int i, const char **value);
 
 /* Write n arrays to path: temp file beside it, fsync, rename, fsync of the folder. The old file stays
    whole on any failure. metadata: n_meta key/value pairs, or NULL. */
-BS_API BS_NODISCARD bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
-                                          const bs_array *const *arrays, int n_meta,
-                                          const char *const *keys, const char *const *values);
+BS_API BS_NODISCARD bs_status bs_safetensors_write(const char *path, int64_t n,
+                                                   const char *const *names,
+                                                   const bs_array *const *arrays, int n_meta,
+                                                   const char *const *keys, const char *const *values);
 /* The same file tensor by tensor, in any order, so that one at a time has to be in memory. Of the n
    descriptions name, dtype_name, ndim and dim count. */
-typedef struct bs_st_writer bs_st_writer;
-BS_API BS_NODISCARD bs_status bs_st_writer_open(const char *path, int64_t n,
-                                                const bs_st_tensor *tensors, int n_meta,
-                                                const char *const *keys, const char *const *values,
-                                                bs_st_writer **out);
+typedef struct bs_safetensors_writer bs_safetensors_writer;
+BS_API BS_NODISCARD bs_status bs_safetensors_writer_open(const char *path, int64_t n,
+                                                         const bs_safetensors_tensor *tensors,
+                                                         int n_meta, const char *const *keys,
+                                                         const char *const *values,
+                                                         bs_safetensors_writer **out);
 /* The bytes of a tensor: from an array of its dtype and dims, or as they are in another file. */
-BS_API BS_NODISCARD bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a);
-BS_API BS_NODISCARD bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from);
+BS_API BS_NODISCARD bs_status bs_safetensors_writer_add(bs_safetensors_writer *w, const char *name,
+                                                        const bs_array *a);
+BS_API BS_NODISCARD bs_status bs_safetensors_writer_copy(bs_safetensors_writer *w, const char *name,
+                                                         const bs_safetensors *from);
 /* Every tensor has been given: fsync, rename. Before it, or when it fails, path is what it was. */
-BS_API BS_NODISCARD bs_status bs_st_writer_finish(bs_st_writer *w);
-BS_API void bs_st_writer_close(bs_st_writer *w); /* throws away what was not finished */
+BS_API BS_NODISCARD bs_status bs_safetensors_writer_finish(bs_safetensors_writer *w);
+BS_API void
+bs_safetensors_writer_close(bs_safetensors_writer *w); /* throws away what was not finished */
 
 /* The same discipline for any bytes (adapter_config.json, reports). */
 BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
@@ -99,9 +106,9 @@ BS_API BS_NODISCARD bs_status bs_manifest_add_tensor(bs_manifest *m, int block, 
                                                      bs_dtype t, int ndim, const int64_t *dim, int file,
                                                      uint64_t file_offset, int *out);
 /* A table [rows, cols] of which single rows are gathered (embedding). */
-BS_API BS_NODISCARD bs_status bs_manifest_add_rows(bs_manifest *m, const char *name, bs_dtype t,
-                                                   int64_t rows, int64_t cols, int file,
-                                                   uint64_t file_offset, int *out);
+BS_API BS_NODISCARD bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t,
+                                                        int64_t rows, int64_t cols, int file,
+                                                        uint64_t file_offset, int *out);
 /* The dtype that engines compute in, f32 (the default) or bf16: tensors stored otherwise get a place in
    the expand layout. Also on a finished manifest, before a weight is made from it. */
 BS_API BS_NODISCARD bs_status bs_manifest_compute(bs_manifest *m, bs_dtype compute);

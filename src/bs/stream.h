@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* ---- plan: homes, slots, transfers ----------------------------------------------------------- */
+/* ---- placement: homes, slots, transfers ----------------------------------------------------------- */
 
 typedef enum bs_home { BS_HOME_DISK, BS_HOME_RAM, BS_HOME_GPU } bs_home;
 
@@ -21,15 +21,15 @@ typedef struct bs_visit_spec {
     int stage; /* likewise */
 } bs_visit_spec;
 
-typedef struct bs_plan_cfg {
+typedef struct bs_placement_cfg {
     const bs_manifest *manifest;
     const bs_home *home;          /* one per block */
     int dev_slots;                /* device slots for blocks that are not gpu homes; >= 1 */
     int host_slots;               /* staging slots for disk homes; >= 1 when any */
-    const bs_visit_spec *program; /* the cyclic segment the plan is made for */
+    const bs_visit_spec *program; /* the cyclic segment it is made for */
     int n_visits;
     bool cyclic;
-} bs_plan_cfg;
+} bs_placement_cfg;
 
 typedef struct bs_edge_bytes {        /* bytes of one segment */
     uint64_t disk_payload, disk_read; /* tensors; aligned supersets asked of the disk */
@@ -47,27 +47,27 @@ typedef struct bs_transfer { /* how one visit gets its block */
     int slot_free_after; /* visit index (negative: previous segment) whose end frees the slot */
 } bs_transfer;
 
-typedef struct bs_plan bs_plan;
+typedef struct bs_placement bs_placement;
 /* Validates and freezes. Policy: a block stays in its slot until the slot is needed; the victim is the
    block whose next use in the (cyclic) program is farthest, never the one of the visit just before. */
-BS_API BS_NODISCARD bs_status bs_plan_new(const bs_plan_cfg *cfg, bs_plan **out);
-BS_API void bs_plan_free(bs_plan *p);
+BS_API BS_NODISCARD bs_status bs_placement_new(const bs_placement_cfg *cfg, bs_placement **out);
+BS_API void bs_placement_free(bs_placement *p);
 /* Bytes of the first (cold) or any later (warm) segment of the cyclic program. */
-BS_API void bs_plan_bytes(const bs_plan *p, bool warm, bs_edge_bytes *out);
-BS_API int bs_plan_visits(const bs_plan *p);
-BS_API const bs_transfer *bs_plan_transfer(const bs_plan *p, bool warm, int visit);
+BS_API void bs_placement_bytes(const bs_placement *p, bool warm, bs_edge_bytes *out);
+BS_API int bs_placement_visits(const bs_placement *p);
+BS_API const bs_transfer *bs_placement_transfer(const bs_placement *p, bool warm, int visit);
 /* Fixed device bytes (slots + gpu homes) and pinned host bytes (staging slots + ram homes). */
-BS_API uint64_t bs_plan_device_bytes(const bs_plan *p);
-BS_API uint64_t bs_plan_host_bytes(const bs_plan *p);
-BS_API uint64_t bs_plan_slot_bytes(const bs_plan *p);      /* one device slot */
-BS_API uint64_t bs_plan_host_slot_bytes(const bs_plan *p); /* one staging slot */
+BS_API uint64_t bs_placement_device_bytes(const bs_placement *p);
+BS_API uint64_t bs_placement_host_bytes(const bs_placement *p);
+BS_API uint64_t bs_placement_slot_bytes(const bs_placement *p);      /* one device slot */
+BS_API uint64_t bs_placement_host_slot_bytes(const bs_placement *p); /* one staging slot */
 
 /* ---- streamer -------------------------------------------------------------------------------- */
 
 typedef struct bs_stream bs_stream;
 typedef struct bs_stream_cfg {
     bs_engine *engine;
-    const bs_plan *plan;
+    const bs_placement *placement;
     bs_io_cfg io;
 } bs_stream_cfg;
 typedef struct bs_visit {
@@ -95,7 +95,7 @@ BS_API BS_NODISCARD bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *
    the compute queue) and bound. BS_STATE when nothing is pushed. */
 BS_API BS_NODISCARD bs_status bs_stream_next(bs_stream *s, bs_visit *out);
 /* End the current visit (all its ops have been issued). */
-BS_API BS_NODISCARD bs_status bs_stream_end(bs_stream *s);
+BS_API BS_NODISCARD bs_status bs_stream_end_visit(bs_stream *s);
 /* Drop everything pushed and not begun; wait for what is in flight; usable again afterwards. */
 BS_API BS_NODISCARD bs_status bs_stream_abort(bs_stream *s);
 /* Advance reads and copies without blocking (called by every wait and visit by itself). */
@@ -110,16 +110,16 @@ BS_API BS_NODISCARD bs_status bs_stream_home(const bs_stream *s, int block, int 
 /* ---- boundaries: tensors that outlive a (visit, micro-batch) --------------------------------- */
 
 typedef struct bs_store bs_store;
-typedef enum bs_keep {
-    BS_KEEP_PASS,   /* device, alive until two later PASS/HOST keys have been put */
-    BS_KEEP_DEVICE, /* device slot of its own per micro-batch */
-    BS_KEEP_HOST    /* as PASS on the device, and copied to pinned memory; fetched back on demand */
-} bs_keep;
+typedef enum bs_stay {
+    BS_STAY_PASS,   /* device, alive until two later PASS/HOST keys have been put */
+    BS_STAY_DEVICE, /* device slot of its own per micro-batch */
+    BS_STAY_HOST    /* as PASS on the device, and copied to pinned memory; fetched back on demand */
+} bs_stay;
 typedef struct bs_store_key {
     const char *name; /* "h.0", "g", "moe.y" */
     int64_t channels;
     bs_dtype dtype;
-    bs_keep keep;
+    bs_stay stay;
 } bs_store_key;
 typedef struct bs_store_stats {
     uint64_t out_bytes, back_bytes; /* device -> host and back, cumulative */
@@ -136,7 +136,7 @@ BS_API BS_NODISCARD bs_status bs_store_bytes(const bs_batch_cfg *b, int n_keys,
    out). */
 BS_API BS_NODISCARD bs_status bs_store_put(bs_store *s, int key, int micro, const bs_place *from);
 /* The stored bytes; a HOST key that left the device must have been fetched. Valid until the next put
-   that may take the place (see bs_keep). */
+   that may take the place (see bs_stay). */
 BS_API BS_NODISCARD bs_status bs_store_get(bs_store *s, int key, int micro, bs_place *out);
 /* Zero a key (rows of the micro-batch) before accumulation. */
 BS_API BS_NODISCARD bs_status bs_store_zero(bs_store *s, int key, int micro);
@@ -150,26 +150,29 @@ BS_API void bs_store_stats_get(const bs_store *s, bs_store_stats *out);
 
 /* Row tables: embedding rows gathered on the host side. home: BS_HOME_RAM (whole table read once) or
    BS_HOME_DISK (rows read per batch). */
-typedef struct bs_rows bs_rows;
-typedef struct bs_rows_stats {
+typedef struct bs_embedding bs_embedding;
+typedef struct bs_embedding_stats {
     uint64_t payload, read; /* cumulative bytes */
     size_t host_bytes;
-} bs_rows_stats;
-BS_API BS_NODISCARD bs_status bs_rows_open(bs_engine *e, const bs_manifest *m, int rows, bs_home home,
-                                           const bs_batch *b, const bs_io_cfg *io, bs_rows **out);
-BS_API void bs_rows_close(bs_rows *r);
+} bs_embedding_stats;
+BS_API BS_NODISCARD bs_status bs_embedding_open(bs_engine *e, const bs_manifest *m, int rows,
+                                                bs_home home, const bs_batch *b, const bs_io_cfg *io,
+                                                bs_embedding **out);
+BS_API void bs_embedding_close(bs_embedding *r);
 /* Device and pinned bytes that it takes. */
-BS_API BS_NODISCARD bs_status bs_rows_bytes(const bs_manifest *m, int rows, bs_home home,
-                                            const bs_batch_cfg *b, size_t *device, size_t *host);
+BS_API BS_NODISCARD bs_status bs_embedding_bytes(const bs_manifest *m, int rows, bs_home home,
+                                                 const bs_batch_cfg *b, size_t *device, size_t *host);
 /* Gather the rows of a micro-batch into a store key (f32 or bf16), times scale. An id beyond the table
    fails with the position. */
-BS_API BS_NODISCARD bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double scale);
+BS_API BS_NODISCARD bs_status bs_embedding_gather(bs_embedding *r, bs_store *s, int key, int micro,
+                                                  double scale);
 /* Bytes that gathering this micro-batch will ask of the disk: predicted from the ids. */
-BS_API BS_NODISCARD bs_status bs_rows_predict(bs_rows *r, int micro, uint64_t *payload, uint64_t *read);
+BS_API BS_NODISCARD bs_status bs_embedding_predict(bs_embedding *r, int micro, uint64_t *payload,
+                                                   uint64_t *read);
 /* Trainable embedding: acc[id] += scale * grad row, in token order (acc: f32 sums [vocab, C]). */
-BS_API BS_NODISCARD bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale,
-                                           const bs_place *acc);
-BS_API void bs_rows_stats_get(const bs_rows *r, bs_rows_stats *out);
+BS_API BS_NODISCARD bs_status bs_embedding_grad(bs_embedding *r, bs_store *s, int key, int micro,
+                                                double scale, const bs_place *acc);
+BS_API void bs_embedding_stats_get(const bs_embedding *r, bs_embedding_stats *out);
 
 /* ---- rates of a machine: the copies, products and reads of a step, each alone ---------------- */
 

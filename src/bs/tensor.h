@@ -151,7 +151,7 @@ BS_API BS_NODISCARD bs_status bs_op_columns(bs_tensor *x, int64_t first, int64_t
 BS_API BS_NODISCARD bs_status bs_op_row_scale(bs_tensor *x, bs_tensor *g, int64_t column,
                                               bs_tensor **out);
 /* Rows of w [vocab, C] at the token ids of the scope's micro-batch. Never on the tape: the gradient of w
-   is bs_rows_grad's. */
+   is bs_embedding_grad's. */
 BS_API BS_NODISCARD bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out);
 /* Rows of x at the labelled positions of the scope's micro-batch (capacity of x is kept). */
 BS_API BS_NODISCARD bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out);

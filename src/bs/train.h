@@ -45,7 +45,7 @@ BS_API BS_NODISCARD bs_status bs_params_set_moment(bs_params *p, int id, int whi
 /* Kaiming-uniform with a = sqrt 5 (uniform in +-1/sqrt cols) by Philox(seed, name). */
 BS_API BS_NODISCARD bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed);
 BS_API BS_NODISCARD bs_status bs_params_zero_grad(bs_params *p);
-/* For bs_linear_cfg, bs_weight_new and bs_rows_grad; valid until bs_params_close. After seal only. */
+/* For bs_linear_cfg, bs_weight_new and bs_embedding_grad; valid until bs_params_close. After seal only. */
 BS_API BS_NODISCARD bs_status bs_params_ref(const bs_params *p, int id, bs_param_ref *out);
 typedef struct bs_adamw {
     double lr, beta1, beta2, eps, weight_decay; /* decay is decoupled: p *= 1 - lr*weight_decay first */

@@ -47,7 +47,7 @@ typedef struct object {
     } pub; /* first: its address is the object's */
     bool closed;
     bool unpinned;       /* memory: was to be page-locked */
-    bsi_event *sync;     /* queue: what bsi_queue_sync records */
+    bsi_event *sync;     /* queue: what bsi_host_wait_queue records */
     char *name;          /* queue */
     struct object *next; /* in graves */
 } object;
@@ -602,7 +602,7 @@ static void back_off(int *round)
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
 
-bs_status bsi_event_sync(const bsi_event *ev)
+bs_status bsi_host_wait(const bsi_event *ev)
 {
     int round = 0;
     for (;;) {
@@ -616,11 +616,11 @@ bs_status bsi_event_sync(const bsi_event *ev)
     }
 }
 
-bs_status bsi_queue_sync(bsi_queue *q)
+bs_status bsi_host_wait_queue(bsi_queue *q)
 {
     BSI_TRY(queue_ok(q, "queue_sync"));
     bsi_event *ev = object_of(q)->sync;
     BSI_TRY(bsi_event_record(ev, q));
-    BSI_TRY(bsi_event_sync(ev));
+    BSI_TRY(bsi_host_wait(ev));
     return bsi_queue_status(q);
 }

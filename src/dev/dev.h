@@ -143,8 +143,8 @@ bs_status bsi_launch(bsi_queue *q, const bsi_kcall *call);
 bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud);
 bs_status bsi_queue_status(bsi_queue *q);
 /* The only blocking waits: query, pump, back off (spin, then 20 us .. 1 ms), stop on bs_cancel. */
-bs_status bsi_event_sync(const bsi_event *ev);
-bs_status bsi_queue_sync(bsi_queue *q);
+bs_status bsi_host_wait(const bsi_event *ev);
+bs_status bsi_host_wait_queue(bsi_queue *q);
 /* Attach or clear (NULL) the pump. */
 void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud);
 /* For profilers: the calls from here on belong to `label`, until bsi_range_end. Ranges nest. */

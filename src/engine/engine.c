@@ -150,11 +150,11 @@ bs_status bs_engine_seal(bs_engine *e)
     return BS_OK;
 }
 
-bs_status bs_engine_sync(bs_engine *e)
+bs_status bs_engine_wait_all(bs_engine *e)
 {
-    BSI_TRY(bsi_queue_sync(e->compute));
-    BSI_TRY(bsi_queue_sync(e->copy_in));
-    return bsi_queue_sync(e->copy_out);
+    BSI_TRY(bsi_host_wait_queue(e->compute));
+    BSI_TRY(bsi_host_wait_queue(e->copy_in));
+    return bsi_host_wait_queue(e->copy_out);
 }
 
 bs_status bs_engine_wait(bs_engine *e)
@@ -189,7 +189,7 @@ bs_status bsi_engine_drain(bs_engine *e)
 {
     engine_box *b = box_of(e);
     BSI_TRY(bsi_event_record(b->tail, e->compute));
-    return bsi_event_sync(b->tail);
+    return bsi_host_wait(b->tail);
 }
 
 bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
@@ -202,7 +202,7 @@ bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
         size_t n = BSI_MIN(bytes - done, (size_t)STAGING_BYTES);
         BSI_TRY(bsi_copy(e->compute, (bsi_addr){s->mem, 0}, bsi_addr_add(from, done), n));
         BSI_TRY(bsi_event_record(s->done, e->compute));
-        BSI_TRY(bsi_event_sync(s->done));
+        BSI_TRY(bsi_host_wait(s->done));
         memcpy(dst + done, s->mem->host, n);
         done += n;
     }
@@ -219,7 +219,7 @@ bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t b
         staging *s = &b->up[b->next_up];
         size_t n = BSI_MIN(bytes - done, (size_t)STAGING_BYTES);
         b->next_up ^= 1;
-        BSI_TRY(bsi_event_sync(s->done));
+        BSI_TRY(bsi_host_wait(s->done));
         memcpy(s->mem->host, src + done, n);
         BSI_TRY(bsi_copy(e->compute, bsi_addr_add(to, done), (bsi_addr){s->mem, 0}, n));
         BSI_TRY(bsi_event_record(s->done, e->compute));

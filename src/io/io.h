@@ -91,14 +91,14 @@ const bsi_extent *bsi_manifest_extent(const bs_manifest *m, int block, int exten
 /* Extent that holds a tensor. */
 int bsi_manifest_tensor_extent(const bs_manifest *m, int block, int tensor);
 
-typedef struct bsi_rows_info {
+typedef struct bsi_row_table {
     const char *name;
     bs_dtype dtype;
     int64_t rows, cols;
     int file;
     uint64_t file_offset;
-} bsi_rows_info;
-const bsi_rows_info *bsi_manifest_rows(const bs_manifest *m, int rows);
+} bsi_row_table;
+const bsi_row_table *bsi_manifest_rows(const bs_manifest *m, int rows);
 
 /* ---- JSON header reading shared by safetensors and the index: see safetensors.c -------------------------- */
 

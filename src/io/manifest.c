@@ -27,7 +27,7 @@ typedef struct block {
 struct bs_manifest {
     bsi_file *file;
     block *block;
-    bsi_rows_info *rows;
+    bsi_row_table *rows;
     int n_files, n_blocks, n_rows, cap_files, cap_blocks, cap_rows;
     bool finished;
     bs_dtype compute;
@@ -202,16 +202,16 @@ bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dt
     return BS_OK;
 }
 
-bs_status bs_manifest_add_rows(bs_manifest *m, const char *name, bs_dtype t, int64_t rows, int64_t cols,
-                               int file, uint64_t file_offset, int *out)
+bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t, int64_t rows,
+                                    int64_t cols, int file, uint64_t file_offset, int *out)
 {
     int64_t dim[2] = {rows, cols};
     uint64_t bytes = 0;
     BSI_TRY(check_open(m, "row table", name));
     BSI_TRY(check_range(m, name, t, 2, dim, file, file_offset, &bytes));
     BSI_TRY(grow(&m->rows, m->n_rows, &m->cap_rows, sizeof *m->rows));
-    bsi_rows_info *r = &m->rows[m->n_rows];
-    *r = (bsi_rows_info){bsi_strdup(BS_TAG_HEADER, name), t, rows, cols, file, file_offset};
+    bsi_row_table *r = &m->rows[m->n_rows];
+    *r = (bsi_row_table){bsi_strdup(BS_TAG_HEADER, name), t, rows, cols, file, file_offset};
     if (!r->name)
         return BS_NOMEM;
     *out = m->n_rows++;
@@ -346,7 +346,7 @@ static uint64_t digest(const bs_manifest *m)
         }
     }
     for (int i = 0; i < m->n_rows; i++) {
-        const bsi_rows_info *r = &m->rows[i];
+        const bsi_row_table *r = &m->rows[i];
         h = mix_text(mix_text(h, r->name), bs_dtype_name(r->dtype));
         h = mix_number(mix_number(h, (uint64_t)r->rows), (uint64_t)r->cols);
         h = mix_number(mix_number(h, (uint64_t)r->file), r->file_offset);
@@ -454,7 +454,7 @@ int bsi_manifest_tensor_extent(const bs_manifest *m, int at, int tensor)
     return m->finished && bs_manifest_tensor(m, at, tensor) ? m->block[at].extent_of[tensor] : -1;
 }
 
-const bsi_rows_info *bsi_manifest_rows(const bs_manifest *m, int rows)
+const bsi_row_table *bsi_manifest_rows(const bs_manifest *m, int rows)
 {
     return rows >= 0 && rows < m->n_rows ? &m->rows[rows] : NULL;
 }

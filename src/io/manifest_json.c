@@ -61,7 +61,7 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
         bsi_writer_printf(&t, "]}");
     }
     bsi_writer_printf(&t, "],\n\"rows\":[");
-    const bsi_rows_info *r;
+    const bsi_row_table *r;
     for (int i = 0; (r = bsi_manifest_rows(m, i)); i++)
         put_entry(&t, i, r->name, r->dtype, 2, (const int64_t[2]){r->rows, r->cols}, r->file,
                   r->file_offset);
@@ -209,7 +209,7 @@ static bs_status read_rows(const cJSON *v, bs_manifest *m)
     if (e.ndim != 2)
         return bsi_fail(BS_FORMAT, "manifest: row table '%.80s' has %d dimensions, 2 are needed",
                         e.name, e.ndim);
-    return bs_manifest_add_rows(m, e.name, e.dtype, e.dim[0], e.dim[1], e.file, e.offset, &rows);
+    return bs_manifest_add_row_table(m, e.name, e.dtype, e.dim[0], e.dim[1], e.file, e.offset, &rows);
 }
 
 static bs_status read_root(const cJSON *root, bs_manifest *m)

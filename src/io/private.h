@@ -33,7 +33,8 @@ typedef struct bsi_format {
 const bsi_format *bsi_format_named(const char *name); /* NULL: unknown */
 const bsi_format *bsi_format_of(bs_dtype t);
 /* n bytes of a tensor's data from byte `at` of it on. */
-bs_status bsi_st_bytes(const bs_st *st, const bs_st_tensor *t, uint64_t at, void *to, size_t n);
+bs_status bsi_safetensors_bytes(const bs_safetensors *st, const bs_safetensors_tensor *t, uint64_t at,
+                                void *to, size_t n);
 
 /* A file that replaces `path` when it is complete: written beside it, then renamed. Zero is closed. */
 typedef struct bsi_out {

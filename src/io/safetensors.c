@@ -16,13 +16,13 @@
 
 #define NAME_SHOWN 160 /* characters of a tensor's name in a message */
 
-struct bs_st {
+struct bs_safetensors {
     char *path;
     int fd;
     uint64_t bytes, data; /* size of the file, where the data begins */
     int64_t n;
-    bs_st_tensor *tensor; /* [n], by offset */
-    char *text;           /* their names */
+    bs_safetensors_tensor *tensor; /* [n], by offset */
+    char *text;                    /* their names */
     bsi_names names;
     int n_meta;
     const char **meta; /* [2 * n_meta]: keys and values of __metadata__, which lie in meta_text */
@@ -79,7 +79,7 @@ static bool begins(const char *head, size_t n, const char *with)
 
 /* The file failed the first checks: tell the user what it looks like and what to do. rule: the check.
  */
-static bs_status not_safetensors(const bs_st *st, const char *rule)
+static bs_status not_safetensors(const bs_safetensors *st, const char *rule)
 {
     char buf[256] = "";
     size_t n = (size_t)BSI_MIN(st->bytes, sizeof buf - 1);
@@ -117,8 +117,8 @@ static bs_status not_safetensors(const bs_st *st, const char *rule)
 /* ---- header ------------------------------------------------------------------------------------ */
 
 /* Every message about one tensor: "file 'x': tensor 'y': rule". */
-static bs_status bad(const bs_st *st, const char *name, const char *fmt, ...) BSI_PRINTF(3, 4);
-static bs_status bad(const bs_st *st, const char *name, const char *fmt, ...)
+static bs_status bad(const bs_safetensors *st, const char *name, const char *fmt, ...) BSI_PRINTF(3, 4);
+static bs_status bad(const bs_safetensors *st, const char *name, const char *fmt, ...)
 {
     char rule[320];
     va_list ap;
@@ -128,7 +128,7 @@ static bs_status bad(const bs_st *st, const char *name, const char *fmt, ...)
     return bsi_fail(BS_FORMAT, "file '%s': tensor '%.*s': %s", st->path, NAME_SHOWN, name, rule);
 }
 
-static bs_status unknown_dtype(const bs_st *st, const char *name, const char *dtype)
+static bs_status unknown_dtype(const bs_safetensors *st, const char *name, const char *dtype)
 {
     char known[256] = "";
     for (size_t i = 0; i < BSI_COUNT(formats); i++) {
@@ -138,7 +138,7 @@ static bs_status unknown_dtype(const bs_st *st, const char *name, const char *dt
     return bad(st, name, "unknown dtype '%.40s'; known are %s", dtype, known);
 }
 
-static bs_status parse_shape(const bs_st *st, const cJSON *v, bs_st_tensor *t)
+static bs_status parse_shape(const bs_safetensors *st, const cJSON *v, bs_safetensors_tensor *t)
 {
     if (!cJSON_IsArray(v))
         return bad(st, t->name, "'shape' is not an array");
@@ -153,7 +153,7 @@ static bs_status parse_shape(const bs_st *st, const cJSON *v, bs_st_tensor *t)
     return BS_OK;
 }
 
-static bs_status parse_offsets(const bs_st *st, const cJSON *v, bs_st_tensor *t)
+static bs_status parse_offsets(const bs_safetensors *st, const cJSON *v, bs_safetensors_tensor *t)
 {
     uint64_t begin, end, size = st->bytes - st->data;
     if (!cJSON_IsArray(v) || cJSON_GetArraySize(v) != 2 || !bsi_json_uint(v->child, &begin) ||
@@ -173,7 +173,7 @@ static bs_status parse_offsets(const bs_st *st, const cJSON *v, bs_st_tensor *t)
     return BS_OK;
 }
 
-static bs_status check_size(const bs_st *st, const bs_st_tensor *t, unsigned bits)
+static bs_status check_size(const bs_safetensors *st, const bs_safetensors_tensor *t, unsigned bits)
 {
     size_t want = bits;
     for (int i = 0; i < t->ndim; i++)
@@ -188,7 +188,7 @@ static bs_status check_size(const bs_st *st, const bs_st_tensor *t, unsigned bit
 }
 
 /* t->name is set. Keys that the format does not know are ignored, as its own reader does. */
-static bs_status parse_tensor(const bs_st *st, const cJSON *v, bs_st_tensor *t)
+static bs_status parse_tensor(const bs_safetensors *st, const cJSON *v, bs_safetensors_tensor *t)
 {
     const cJSON *dtype = NULL, *shape = NULL, *offsets = NULL;
     if (!cJSON_IsObject(v))
@@ -229,7 +229,7 @@ static const char *keep(char **to, const char *s)
     return at;
 }
 
-static bs_status take_metadata(bs_st *st, const cJSON *v)
+static bs_status take_metadata(bs_safetensors *st, const cJSON *v)
 {
     size_t room = 0;
     for (const cJSON *c = v->child; c; c = c->next, st->n_meta++)
@@ -246,7 +246,7 @@ static bs_status take_metadata(bs_st *st, const cJSON *v)
     return BS_OK;
 }
 
-static bs_status read_metadata(bs_st *st, const cJSON *v)
+static bs_status read_metadata(bs_safetensors *st, const cJSON *v)
 {
     bsi_names seen;
     bs_status ret = BS_OK;
@@ -267,7 +267,7 @@ static bs_status read_metadata(bs_st *st, const cJSON *v)
 
 static int by_offset(const void *x, const void *y)
 {
-    const bs_st_tensor *a = x, *b = y;
+    const bs_safetensors_tensor *a = x, *b = y;
     if (a->offset != b->offset)
         return a->offset < b->offset ? -1 : 1;
     if (a->bytes != b->bytes)
@@ -276,11 +276,11 @@ static int by_offset(const void *x, const void *y)
 }
 
 /* The tensors, in file order, must cover the data without hole or overlap. */
-static bs_status check_cover(const bs_st *st)
+static bs_status check_cover(const bs_safetensors *st)
 {
     uint64_t at = st->data;
     for (int64_t i = 0; i < st->n; i++) {
-        const bs_st_tensor *t = &st->tensor[i];
+        const bs_safetensors_tensor *t = &st->tensor[i];
         if (t->offset != at)
             return bad(st, t->name, "begins at data byte %llu; %s %llu",
                        (unsigned long long)(t->offset - st->data),
@@ -298,7 +298,7 @@ static bs_status check_cover(const bs_st *st)
 }
 
 /* Copies the names out of the tree, so that it need not stay. */
-static bs_status take_names(bs_st *st, const cJSON *root)
+static bs_status take_names(bs_safetensors *st, const cJSON *root)
 {
     size_t room = 0;
     for (const cJSON *c = root->child; c; c = c->next, st->n++)
@@ -309,7 +309,7 @@ static bs_status take_names(bs_st *st, const cJSON *root)
     return BS_OK;
 }
 
-static bs_status walk(bs_st *st, const cJSON *root)
+static bs_status walk(bs_safetensors *st, const cJSON *root)
 {
     bool metadata = false, sorted = true;
     if (!cJSON_IsObject(root))
@@ -326,7 +326,7 @@ static bs_status walk(bs_st *st, const cJSON *root)
             continue;
         }
         size_t n = strlen(c->string) + 1;
-        bs_st_tensor *t = &st->tensor[st->n];
+        bs_safetensors_tensor *t = &st->tensor[st->n];
         t->name = memcpy(to, c->string, n);
         to += n;
         BSI_TRY(parse_tensor(st, c, t));
@@ -342,7 +342,7 @@ static bs_status walk(bs_st *st, const cJSON *root)
     return check_cover(st);
 }
 
-static bs_status read_header(bs_st *st)
+static bs_status read_header(bs_safetensors *st)
 {
     unsigned char head[9];
     uint64_t n = 0;
@@ -381,11 +381,11 @@ static bs_status read_header(bs_st *st)
 
 /* ---- public ------------------------------------------------------------------------------------- */
 
-bs_status bs_st_open(const char *path, bs_st **out)
+bs_status bs_safetensors_open(const char *path, bs_safetensors **out)
 {
     struct stat info;
     *out = NULL;
-    bs_st *st = bsi_alloc(BS_TAG_HEADER, sizeof *st);
+    bs_safetensors *st = bsi_alloc(BS_TAG_HEADER, sizeof *st);
     if (!st)
         return BS_NOMEM;
     st->fd = -1;
@@ -400,11 +400,11 @@ done:
     if (ret == BS_OK)
         *out = st;
     else
-        bs_st_close(st);
+        bs_safetensors_close(st);
     return ret;
 }
 
-void bs_st_close(bs_st *st)
+void bs_safetensors_close(bs_safetensors *st)
 {
     if (!st)
         return;
@@ -419,32 +419,32 @@ void bs_st_close(bs_st *st)
     bsi_free(st);
 }
 
-int64_t bs_st_count(const bs_st *st)
+int64_t bs_safetensors_count(const bs_safetensors *st)
 {
     return st->n;
 }
 
-const bs_st_tensor *bs_st_at(const bs_st *st, int64_t i)
+const bs_safetensors_tensor *bs_safetensors_at(const bs_safetensors *st, int64_t i)
 {
     return i >= 0 && i < st->n ? &st->tensor[i] : NULL;
 }
 
-const bs_st_tensor *bs_st_find(const bs_st *st, const char *name)
+const bs_safetensors_tensor *bs_safetensors_find(const bs_safetensors *st, const char *name)
 {
-    return bs_st_at(st, bsi_names_find(&st->names, name));
+    return bs_safetensors_at(st, bsi_names_find(&st->names, name));
 }
 
-const char *bs_st_path(const bs_st *st)
+const char *bs_safetensors_path(const bs_safetensors *st)
 {
     return st->path;
 }
 
-uint64_t bs_st_file_bytes(const bs_st *st)
+uint64_t bs_safetensors_file_bytes(const bs_safetensors *st)
 {
     return st->bytes;
 }
 
-const char *bs_st_meta(const bs_st *st, int i, const char **value)
+const char *bs_safetensors_meta(const bs_safetensors *st, int i, const char **value)
 {
     if (i < 0 || i >= st->n_meta)
         return NULL;
@@ -452,15 +452,16 @@ const char *bs_st_meta(const bs_st *st, int i, const char **value)
     return st->meta[2 * i];
 }
 
-bs_status bsi_st_bytes(const bs_st *st, const bs_st_tensor *t, uint64_t at, void *to, size_t n)
+bs_status bsi_safetensors_bytes(const bs_safetensors *st, const bs_safetensors_tensor *t, uint64_t at,
+                                void *to, size_t n)
 {
     return bsi_read_all(st->fd, st->path, to, n, t->offset + at);
 }
 
-bs_status bs_st_read(bs_st *st, const char *name, bs_array **out)
+bs_status bs_safetensors_read(bs_safetensors *st, const char *name, bs_array **out)
 {
     *out = NULL;
-    const bs_st_tensor *t = bs_st_find(st, name);
+    const bs_safetensors_tensor *t = bs_safetensors_find(st, name);
     if (!t)
         return bsi_fail(BS_ARG, "file '%s' has no tensor '%.*s'", st->path, NAME_SHOWN, name);
     if (t->dtype == BS_DTYPE_COUNT)

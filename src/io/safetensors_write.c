@@ -14,12 +14,12 @@
 enum { COPY_BYTES = 1 << 22 };
 
 typedef struct item {
-    bs_st_tensor t; /* name in the writer's text; offset and bytes in the file */
+    bs_safetensors_tensor t; /* name in the writer's text; offset and bytes in the file */
     const bsi_format *format;
     bool given;
 } item;
 
-struct bs_st_writer {
+struct bs_safetensors_writer {
     bsi_out out;
     char *path, *text; /* text: the names */
     int64_t n, given;
@@ -59,7 +59,7 @@ static bs_status measure(const char *path, item *it)
     return BS_OK;
 }
 
-static bs_status take_items(bs_st_writer *w, const bs_st_tensor *tensors)
+static bs_status take_items(bs_safetensors_writer *w, const bs_safetensors_tensor *tensors)
 {
     size_t room = 0;
     for (int64_t i = 0; i < w->n; i++) {
@@ -114,8 +114,8 @@ static bs_status check_metadata(const char *path, int n, const char *const *keys
 /* ---- header ---------------------------------------------------------------------------------- */
 
 /* Offsets count from the end of the header. */
-static bs_status put_header(bs_st_writer *w, bsi_writer *t, int n_meta, const char *const *keys,
-                            const char *const *values)
+static bs_status put_header(bs_safetensors_writer *w, bsi_writer *t, int n_meta,
+                            const char *const *keys, const char *const *values)
 {
     const char *comma = "";
     size_t at = 0;
@@ -156,7 +156,7 @@ static bs_status put_header(bs_st_writer *w, bsi_writer *t, int n_meta, const ch
     return BS_OK;
 }
 
-static bs_status write_header(bs_st_writer *w, int n_meta, const char *const *keys,
+static bs_status write_header(bs_safetensors_writer *w, int n_meta, const char *const *keys,
                               const char *const *values)
 {
     bsi_writer header = {0};
@@ -180,8 +180,9 @@ done:
 
 /* ---- public ---------------------------------------------------------------------------------- */
 
-bs_status bs_st_writer_open(const char *path, int64_t n, const bs_st_tensor *tensors, int n_meta,
-                            const char *const *keys, const char *const *values, bs_st_writer **out)
+bs_status bs_safetensors_writer_open(const char *path, int64_t n, const bs_safetensors_tensor *tensors,
+                                     int n_meta, const char *const *keys, const char *const *values,
+                                     bs_safetensors_writer **out)
 {
     size_t bytes;
     *out = NULL;
@@ -189,7 +190,7 @@ bs_status bs_st_writer_open(const char *path, int64_t n, const bs_st_tensor *ten
         return bsi_fail(BS_ARG, "'%s' cannot be written: %lld arrays, %d metadata", path, (long long)n,
                         n_meta);
     BSI_TRY(check_metadata(path, n_meta, keys, values));
-    bs_st_writer *w = bsi_alloc(BS_TAG_MISC, sizeof *w);
+    bs_safetensors_writer *w = bsi_alloc(BS_TAG_MISC, sizeof *w);
     if (!w)
         return BS_NOMEM;
     w->out.fd = -1;
@@ -202,11 +203,11 @@ bs_status bs_st_writer_open(const char *path, int64_t n, const bs_st_tensor *ten
     if (ret == BS_OK)
         *out = w;
     else
-        bs_st_writer_close(w);
+        bs_safetensors_writer_close(w);
     return ret;
 }
 
-void bs_st_writer_close(bs_st_writer *w)
+void bs_safetensors_writer_close(bs_safetensors_writer *w)
 {
     if (!w)
         return;
@@ -219,7 +220,7 @@ void bs_st_writer_close(bs_st_writer *w)
 }
 
 /* The tensor of that name, which must be of this dtype and these dims and not have been given. */
-static bs_status claim(bs_st_writer *w, const char *name, const bsi_format *format, int ndim,
+static bs_status claim(bs_safetensors_writer *w, const char *name, const bsi_format *format, int ndim,
                        const int64_t *dim, item **out)
 {
     int64_t i = bsi_names_find(&w->names, name);
@@ -238,13 +239,13 @@ static bs_status claim(bs_st_writer *w, const char *name, const bsi_format *form
     return BS_OK;
 }
 
-static void count(bs_st_writer *w, item *it)
+static void count(bs_safetensors_writer *w, item *it)
 {
     it->given = true;
     w->given++;
 }
 
-bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a)
+bs_status bs_safetensors_writer_add(bs_safetensors_writer *w, const char *name, const bs_array *a)
 {
     item *it = NULL;
     BSI_TRY(claim(w, name, bsi_format_of(a->dtype), a->ndim, a->dim, &it));
@@ -253,18 +254,19 @@ bs_status bs_st_writer_add(bs_st_writer *w, const char *name, const bs_array *a)
     return BS_OK;
 }
 
-bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from)
+bs_status bs_safetensors_writer_copy(bs_safetensors_writer *w, const char *name,
+                                     const bs_safetensors *from)
 {
     item *it = NULL;
-    const bs_st_tensor *t = bs_st_find(from, name);
+    const bs_safetensors_tensor *t = bs_safetensors_find(from, name);
     if (!t)
-        return bsi_fail(BS_ARG, "file '%s' has no tensor '%s'", bs_st_path(from), name);
+        return bsi_fail(BS_ARG, "file '%s' has no tensor '%s'", bs_safetensors_path(from), name);
     BSI_TRY(claim(w, name, bsi_format_named(t->dtype_name), t->ndim, t->dim, &it));
     char *buffer = bsi_alloc(BS_TAG_STAGING, BSI_MIN(t->bytes, (size_t)COPY_BYTES));
     bs_status ret = buffer ? BS_OK : BS_NOMEM;
     for (uint64_t at = 0; ret == BS_OK && at < t->bytes; at += COPY_BYTES) {
         size_t n = (size_t)BSI_MIN(t->bytes - at, (uint64_t)COPY_BYTES);
-        ret = bsi_st_bytes(from, t, at, buffer, n);
+        ret = bsi_safetensors_bytes(from, t, at, buffer, n);
         if (ret == BS_OK)
             ret = bsi_out_write(&w->out, buffer, n, it->t.offset + at);
     }
@@ -274,7 +276,7 @@ bs_status bs_st_writer_copy(bs_st_writer *w, const char *name, const bs_st *from
     return ret;
 }
 
-bs_status bs_st_writer_finish(bs_st_writer *w)
+bs_status bs_safetensors_writer_finish(bs_safetensors_writer *w)
 {
     if (w->out.fd < 0)
         return bsi_fail(BS_STATE, "'%s' is finished already", w->path);
@@ -286,15 +288,15 @@ bs_status bs_st_writer_finish(bs_st_writer *w)
     return bsi_out_commit(&w->out);
 }
 
-bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
-                      const bs_array *const *arrays, int n_meta, const char *const *keys,
-                      const char *const *values)
+bs_status bs_safetensors_write(const char *path, int64_t n, const char *const *names,
+                               const bs_array *const *arrays, int n_meta, const char *const *keys,
+                               const char *const *values)
 {
     size_t bytes;
-    bs_st_writer *w = NULL;
-    if (n < 0 || !bsi_mul_size((size_t)n, sizeof(bs_st_tensor), &bytes))
+    bs_safetensors_writer *w = NULL;
+    if (n < 0 || !bsi_mul_size((size_t)n, sizeof(bs_safetensors_tensor), &bytes))
         return bsi_fail(BS_ARG, "'%s' cannot be written: %lld arrays", path, (long long)n);
-    bs_st_tensor *t = bsi_alloc(BS_TAG_MISC, bytes);
+    bs_safetensors_tensor *t = bsi_alloc(BS_TAG_MISC, bytes);
     if (!t)
         return BS_NOMEM;
     for (int64_t i = 0; i < n; i++) {
@@ -303,12 +305,12 @@ bs_status bs_st_write(const char *path, int64_t n, const char *const *names,
         t[i].ndim = arrays[i]->ndim;
         memcpy(t[i].dim, arrays[i]->dim, sizeof t[i].dim);
     }
-    bs_status ret = bs_st_writer_open(path, n, t, n_meta, keys, values, &w);
+    bs_status ret = bs_safetensors_writer_open(path, n, t, n_meta, keys, values, &w);
     bsi_free(t);
     for (int64_t i = 0; i < n && ret == BS_OK; i++)
-        ret = bs_st_writer_add(w, names[i], arrays[i]);
+        ret = bs_safetensors_writer_add(w, names[i], arrays[i]);
     if (ret == BS_OK)
-        ret = bs_st_writer_finish(w);
-    bs_st_writer_close(w);
+        ret = bs_safetensors_writer_finish(w);
+    bs_safetensors_writer_close(w);
     return ret;
 }

@@ -37,7 +37,7 @@ struct bsl_box {
     bsl_edge edge[]; /* [type->owners] */
 };
 
-extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_plan_type, bsl_device_type,
+extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_placement_type, bsl_device_type,
     bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
     bsl_tensor_type, bsl_scope_type, bsl_kept_type, bsl_stream_type;
 
@@ -161,14 +161,14 @@ void bsl_open_system(lua_State *L);
 void bsl_open_array(lua_State *L);
 void bsl_open_file(lua_State *L);
 void bsl_open_manifest(lua_State *L);
-void bsl_open_plan(lua_State *L);
+void bsl_open_placement(lua_State *L);
 void bsl_open_engine(lua_State *L);
 void bsl_open_store(lua_State *L);
 void bsl_open_params(lua_State *L);
 void bsl_open_tensor(lua_State *L);
 void bsl_open_head(lua_State *L);
 void bsl_open_stream(lua_State *L);
-void bsl_open_rows(lua_State *L);
+void bsl_open_embedding(lua_State *L);
 void bsl_open_rates(lua_State *L);
 void bsl_open_gpu(lua_State *L);
 void bsl_open_tokenizer(lua_State *L);

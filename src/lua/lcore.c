@@ -280,14 +280,14 @@ int luaopen_bs(lua_State *L)
     bsl_open_array(L);
     bsl_open_file(L);
     bsl_open_manifest(L);
-    bsl_open_plan(L);
+    bsl_open_placement(L);
     bsl_open_engine(L);
     bsl_open_store(L);
     bsl_open_params(L);
     bsl_open_tensor(L);
     bsl_open_head(L);
     bsl_open_stream(L);
-    bsl_open_rows(L);
+    bsl_open_embedding(L);
     bsl_open_rates(L);
     bsl_open_gpu(L);
     bsl_open_tokenizer(L);

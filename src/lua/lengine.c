@@ -145,9 +145,9 @@ static int l_engine_stats(lua_State *L)
     return 1;
 }
 
-static int l_engine_sync(lua_State *L)
+static int l_engine_wait_all(lua_State *L)
 {
-    bsl_try(L, bs_engine_sync(check_engine(L)), "bs.engine.sync");
+    bsl_try(L, bs_engine_wait_all(check_engine(L)), "bs.engine.sync");
     return 0;
 }
 
@@ -401,7 +401,7 @@ static const luaL_Reg device_methods[] = {{"props", l_device_props},
                                           {"profile", l_device_profile},
                                           {NULL, NULL}};
 static const luaL_Reg engine_methods[] = {{"scope", l_engine_scope}, {"seal", l_engine_seal},
-                                          {"stats", l_engine_stats}, {"sync", l_engine_sync},
+                                          {"stats", l_engine_stats}, {"wait_all", l_engine_wait_all},
                                           {"wait", l_engine_wait},   {NULL, NULL}};
 static const luaL_Reg scope_methods[] = {
     {"backward", l_scope_backward}, {"hash", l_scope_hash}, {"keep", l_scope_keep}, {NULL, NULL}};

@@ -11,12 +11,12 @@
 
 static void close_file(void *h)
 {
-    bs_st_close(h);
+    bs_safetensors_close(h);
 }
 
 static const bsl_type file_type = {"bs.safetensors", close_file, 0, 0};
 
-static bs_st *check(lua_State *L)
+static bs_safetensors *check(lua_State *L)
 {
     return bsl_check(L, 1, &file_type);
 }
@@ -26,8 +26,8 @@ static int l_open(lua_State *L)
 {
     const char *path = luaL_checkstring(L, 1);
     bsl_box *box = bsl_newbox(L, &file_type);
-    bs_st *st = NULL;
-    bs_status status = bs_st_open(path, &st);
+    bs_safetensors *st = NULL;
+    bs_status status = bs_safetensors_open(path, &st);
     box->h = st;
     if (status == BS_IO || status == BS_FORMAT || status == BS_UNSUPPORTED) {
         lua_pushnil(L);
@@ -39,7 +39,7 @@ static int l_open(lua_State *L)
     return 1;
 }
 
-static void push_tensor(lua_State *L, const bs_st_tensor *t)
+static void push_tensor(lua_State *L, const bs_safetensors_tensor *t)
 {
     lua_createtable(L, 0, 5);
     bsl_setstr(L, "name", t->name);
@@ -52,11 +52,11 @@ static void push_tensor(lua_State *L, const bs_st_tensor *t)
 
 static int l_tensors(lua_State *L)
 {
-    const bs_st *st = check(L);
-    int64_t n = bs_st_count(st);
+    const bs_safetensors *st = check(L);
+    int64_t n = bs_safetensors_count(st);
     lua_createtable(L, n < INT_MAX ? (int)n : 0, 0);
     for (int64_t i = 0; i < n; i++) {
-        push_tensor(L, bs_st_at(st, i));
+        push_tensor(L, bs_safetensors_at(st, i));
         lua_rawseti(L, -2, i + 1);
     }
     return 1;
@@ -64,7 +64,7 @@ static int l_tensors(lua_State *L)
 
 static int l_find(lua_State *L)
 {
-    const bs_st_tensor *t = bs_st_find(check(L), luaL_checkstring(L, 2));
+    const bs_safetensors_tensor *t = bs_safetensors_find(check(L), luaL_checkstring(L, 2));
     if (t)
         push_tensor(L, t);
     else
@@ -74,11 +74,11 @@ static int l_find(lua_State *L)
 
 static int l_read(lua_State *L)
 {
-    bs_st *st = check(L);
+    bs_safetensors *st = check(L);
     const char *name = luaL_checkstring(L, 2);
     bsl_box *box = bsl_newarray(L);
     bs_array *a = NULL;
-    bs_status status = bs_st_read(st, name, &a);
+    bs_status status = bs_safetensors_read(st, name, &a);
     box->h = a;
     bsl_try(L, status, "bs.safetensors.read");
     return 1;
@@ -87,23 +87,23 @@ static int l_read(lua_State *L)
 /* f:metadata() -> {key = value} of the header */
 static int l_metadata(lua_State *L)
 {
-    const bs_st *st = check(L);
+    const bs_safetensors *st = check(L);
     const char *key, *value;
     lua_newtable(L);
-    for (int i = 0; (key = bs_st_meta(st, i, &value)); i++)
+    for (int i = 0; (key = bs_safetensors_meta(st, i, &value)); i++)
         bsl_setstr(L, key, value);
     return 1;
 }
 
 static int l_path(lua_State *L)
 {
-    lua_pushstring(L, bs_st_path(check(L)));
+    lua_pushstring(L, bs_safetensors_path(check(L)));
     return 1;
 }
 
 static int l_bytes(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_st_file_bytes(check(L)));
+    lua_pushinteger(L, (lua_Integer)bs_safetensors_file_bytes(check(L)));
     return 1;
 }
 
@@ -189,7 +189,7 @@ static int l_write(lua_State *L)
     const bs_array **array = array_values(L, 2, name, n);
     const char **key = sorted_keys(L, 3, &n_meta);
     const char **value = string_values(L, 3, key, n_meta);
-    bs_status st = bs_st_write(path, n, name, array, n_meta, key, value);
+    bs_status st = bs_safetensors_write(path, n, name, array, n_meta, key, value);
     bsl_try(L, st, "bs.safetensors.write");
     return 0;
 }
@@ -198,19 +198,19 @@ static int l_write(lua_State *L)
 
 static void close_writer(void *h)
 {
-    bs_st_writer_close(h);
+    bs_safetensors_writer_close(h);
 }
 
 static const bsl_type writer_type = {"bs.safetensors.writer", close_writer, 0, 0};
 
-static bs_st_writer *check_writer(lua_State *L)
+static bs_safetensors_writer *check_writer(lua_State *L)
 {
     return bsl_check(L, 1, &writer_type);
 }
 
 /* The description at the top, as bs.safetensors' tensors() gives it; what it points to stays in the table
    or on the stack (one value pushed). */
-static void read_description(lua_State *L, bs_st_tensor *t)
+static void read_description(lua_State *L, bs_safetensors_tensor *t)
 {
     char upper[32];
     luaL_argcheck(L, lua_istable(L, -1), 2, "a list of {name =, dtype =, dims =} expected");
@@ -250,7 +250,7 @@ static int l_writer(lua_State *L)
     const char **value = string_values(L, 3, key, n_meta);
     size_t n = lua_rawlen(L, 2);
     luaL_argcheck(L, n <= INT_MAX / 2, 2, "too many tensors");
-    bs_st_tensor *t = lua_newuserdatauv(L, (n + 1) * sizeof *t, 0);
+    bs_safetensors_tensor *t = lua_newuserdatauv(L, (n + 1) * sizeof *t, 0);
     memset(t, 0, (n + 1) * sizeof *t);
     lua_createtable(L, (int)n, 0); /* keeps the dtypes' names */
     int names = lua_gettop(L);
@@ -261,8 +261,8 @@ static int l_writer(lua_State *L)
         lua_pop(L, 1);
     }
     bsl_box *box = bsl_newbox(L, &writer_type);
-    bs_st_writer *w = NULL;
-    bs_status st = bs_st_writer_open(path, (int64_t)n, t, n_meta, key, value, &w);
+    bs_safetensors_writer *w = NULL;
+    bs_status st = bs_safetensors_writer_open(path, (int64_t)n, t, n_meta, key, value, &w);
     box->h = w;
     bsl_try(L, st, "bs.safetensors.writer");
     return 1;
@@ -270,26 +270,26 @@ static int l_writer(lua_State *L)
 
 static int l_writer_add(lua_State *L)
 {
-    bs_st_writer *w = check_writer(L);
+    bs_safetensors_writer *w = check_writer(L);
     const char *name = luaL_checkstring(L, 2);
     const bs_array *a = bsl_check(L, 3, &bsl_array_type);
-    bsl_try(L, bs_st_writer_add(w, name, a), "bs.safetensors.writer.add");
+    bsl_try(L, bs_safetensors_writer_add(w, name, a), "bs.safetensors.writer.add");
     return 0;
 }
 
 /* w:copy(name, file) */
 static int l_writer_copy(lua_State *L)
 {
-    bs_st_writer *w = check_writer(L);
+    bs_safetensors_writer *w = check_writer(L);
     const char *name = luaL_checkstring(L, 2);
-    const bs_st *from = bsl_check(L, 3, &file_type);
-    bsl_try(L, bs_st_writer_copy(w, name, from), "bs.safetensors.writer.copy");
+    const bs_safetensors *from = bsl_check(L, 3, &file_type);
+    bsl_try(L, bs_safetensors_writer_copy(w, name, from), "bs.safetensors.writer.copy");
     return 0;
 }
 
 static int l_writer_finish(lua_State *L)
 {
-    bsl_try(L, bs_st_writer_finish(check_writer(L)), "bs.safetensors.writer.finish");
+    bsl_try(L, bs_safetensors_writer_finish(check_writer(L)), "bs.safetensors.writer.finish");
     return 0;
 }
 

@@ -80,8 +80,8 @@ static int l_tensor(lua_State *L)
     return push_id(L, st, "bs.manifest.tensor", id);
 }
 
-/* m:rows(name, dtype, rows, cols, file, offset) -> id */
-static int l_rows(lua_State *L)
+/* m:row_table(name, dtype, rows, cols, file, offset) -> id */
+static int l_row_table(lua_State *L)
 {
     bs_manifest *m = check(L);
     const char *name = luaL_checkstring(L, 2);
@@ -89,7 +89,7 @@ static int l_rows(lua_State *L)
     int64_t rows = bsl_checkcount(L, 4), cols = bsl_checkcount(L, 5);
     int file = bsl_checkint(L, 6, 0, INT_MAX), id = -1;
     uint64_t offset = (uint64_t)bsl_checkcount(L, 7);
-    bs_status st = bs_manifest_add_rows(m, name, t, rows, cols, file, offset, &id);
+    bs_status st = bs_manifest_add_row_table(m, name, t, rows, cols, file, offset, &id);
     return push_id(L, st, "bs.manifest.rows", id);
 }
 
@@ -199,7 +199,7 @@ static const luaL_Reg methods[] = {{"alignment", l_alignment},
                                    {"find", l_find},
                                    {"finish", l_finish},
                                    {"json", l_json},
-                                   {"rows", l_rows},
+                                   {"row_table", l_row_table},
                                    {"tensor", l_tensor},
                                    {"tensor_info", l_tensor_info},
                                    {NULL, NULL}};

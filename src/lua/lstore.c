@@ -29,14 +29,14 @@ static bs_store_key *read_keys(lua_State *L, int arg, int *n)
 {
     struct item {
         bs_store_key key;
-        const char *dtype, *keep;
+        const char *dtype, *stay;
     };
     static const bsl_option spec[] = {{"name", BSL_STR, offsetof(struct item, key.name), true},
                                       {"channels", BSL_I64, offsetof(struct item, key.channels), true},
                                       {"dtype", BSL_STR, offsetof(struct item, dtype), false},
-                                      {"keep", BSL_STR, offsetof(struct item, keep), true},
+                                      {"stay", BSL_STR, offsetof(struct item, stay), true},
                                       {NULL, BSL_ANY, 0, false}};
-    static const char *const keeps[] = {"pass", "device", "host", NULL};
+    static const char *const stays[] = {"pass", "device", "host", NULL};
     luaL_checktype(L, arg, LUA_TTABLE);
     size_t count = lua_rawlen(L, arg);
     luaL_argcheck(L, count < INT_MAX, arg, "too many keys");
@@ -49,7 +49,7 @@ static bs_store_key *read_keys(lua_State *L, int arg, int *n)
         bsl_nestedoptions(L, arg, lua_gettop(L), prefix, spec, &k);
         if (!bs_dtype_parse(k.dtype, &k.key.dtype))
             luaL_argerror(L, arg, lua_pushfstring(L, "%sunknown dtype '%s'", prefix, k.dtype));
-        k.key.keep = (bs_keep)bsl_word(L, arg, "keep", k.keep, keeps);
+        k.key.stay = (bs_stay)bsl_word(L, arg, "stay", k.stay, stays);
         list[i] = k.key;
         lua_pop(L, 2);
     }

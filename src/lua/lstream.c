@@ -22,18 +22,18 @@ static bs_stream *check(lua_State *L)
 static int l_open(lua_State *L)
 {
     static const bsl_option spec[] = {{"engine", BSL_ANY, 0, true},
-                                      {"plan", BSL_ANY, 0, true},
+                                      {"placement", BSL_ANY, 0, true},
                                       {"io", BSL_ANY, 0, false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_stream_cfg cfg = {0};
     bsl_options(L, 1, spec, &cfg);
     bsl_suboptions(L, 1, "io", bsl_io_options, &cfg.io);
     cfg.engine = bsl_optionbox(L, 1, "engine", &bsl_engine_type, true);
-    cfg.plan = bsl_optionbox(L, 1, "plan", &bsl_plan_type, true);
-    int plan = lua_gettop(L);
+    cfg.placement = bsl_optionbox(L, 1, "placement", &bsl_placement_type, true);
+    int placement = lua_gettop(L);
     bsl_box *box = bsl_newbox(L, &bsl_stream_type);
-    bsl_borrow(L, box, 0, plan - 1);
-    bsl_borrow(L, box, 1, plan);
+    bsl_borrow(L, box, 0, placement - 1);
+    bsl_borrow(L, box, 1, placement);
     bs_stream *s = NULL;
     bs_status st = bs_stream_open(&cfg, &s);
     box->h = s;
@@ -67,7 +67,7 @@ static int l_next(lua_State *L)
 
 static int l_finish_visit(lua_State *L)
 {
-    bsl_try(L, bs_stream_end(check(L)), "bs.stream.finish_visit");
+    bsl_try(L, bs_stream_end_visit(check(L)), "bs.stream.end_visit");
     return 0;
 }
 
@@ -117,7 +117,7 @@ static int l_where(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"abort", l_abort}, {"finish_visit", l_finish_visit},
+static const luaL_Reg methods[] = {{"abort", l_abort}, {"end_visit", l_finish_visit},
                                    {"next", l_next},   {"pump", l_pump},
                                    {"push", l_push},   {"stats", l_stats},
                                    {"where", l_where}, {NULL, NULL}};

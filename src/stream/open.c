@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** open.c: takes what a stream needs for its life and gives it back: slots and gpu homes from the pool
-** (exactly bs_plan_device_bytes), the staging region in pinned memory, events, the reader. Ram homes
+** (exactly bs_placement_device_bytes), the staging region in pinned memory, events, the reader. Ram homes
 ** are allocated by the streamer as their blocks first arrive. One stream per engine: it is what the
 ** engine pumps.
 */
@@ -18,25 +18,25 @@ const bsi_file *bsi_stream_file(const bs_stream *s, int file)
 
 static bs_status check_cfg(const bs_stream_cfg *cfg)
 {
-    if (!cfg->engine || !cfg->plan)
-        return bsi_fail(BS_ARG, "stream: an engine and a plan are required");
+    if (!cfg->engine || !cfg->placement)
+        return bsi_fail(BS_ARG, "stream: an engine and a placement are required");
     if (cfg->engine->pump)
         return bsi_fail(BS_STATE, "stream: the engine has a stream already; close it first");
-    if (cfg->engine->binding.n_blocks < cfg->plan->n_blocks)
-        return bsi_fail(BS_ARG, "stream: the engine was opened for %d blocks, the plan has %d",
-                        cfg->engine->binding.n_blocks, cfg->plan->n_blocks);
+    if (cfg->engine->binding.n_blocks < cfg->placement->n_blocks)
+        return bsi_fail(BS_ARG, "stream: the engine was opened for %d blocks, the placement has %d",
+                        cfg->engine->binding.n_blocks, cfg->placement->n_blocks);
     return BS_OK;
 }
 
 static bs_status open_files(bs_stream *s, bool no_direct)
 {
-    for (int b = 0; b < s->plan->n_blocks; b++)
+    for (int b = 0; b < s->placement->n_blocks; b++)
         for (int x = 0; x < bs_manifest_block(s->m, b)->n_extents; x++)
             s->n_files = BSI_MAX(s->n_files, bsi_manifest_extent(s->m, b, x)->file + 1);
     s->file_used = bsi_alloc(BS_TAG_HEADER, (size_t)s->n_files * sizeof *s->file_used);
     if (!s->file_used)
         return BS_NOMEM;
-    for (int b = 0; b < s->plan->n_blocks; b++)
+    for (int b = 0; b < s->placement->n_blocks; b++)
         for (int x = 0; x < bs_manifest_block(s->m, b)->n_extents; x++)
             s->file_used[bsi_manifest_extent(s->m, b, x)->file] = true;
     if (!no_direct)
@@ -75,7 +75,7 @@ static void name_io(bs_stream *s, const bs_io_cfg *io)
 
 static bs_status open_device_slots(bs_stream *s)
 {
-    const bs_plan *p = s->plan;
+    const bs_placement *p = s->placement;
     bsi_pool *pool = s->e->pool;
     bsi_addr slots = {NULL, 0};
     uint64_t all = p->slot_bytes * (uint64_t)p->dev_slots;
@@ -105,7 +105,7 @@ static bs_status open_device_slots(bs_stream *s)
 
 static bs_status open_host_slots(bs_stream *s)
 {
-    const bs_plan *p = s->plan;
+    const bs_placement *p = s->placement;
     size_t bytes = p->host_slot_bytes * (size_t)p->host_slots;
     if (bytes) {
         BSI_TRY(bsi_mem_alloc(s->e->dev, BSI_MEM_PINNED, BS_TAG_SLOT, bytes, &s->staging));
@@ -130,7 +130,7 @@ static bs_status open_host_slots(bs_stream *s)
 
 static bs_status open_tiers(bs_stream *s)
 {
-    const bs_plan *p = s->plan;
+    const bs_placement *p = s->placement;
     int n_host = p->staging, n_dev = p->dev_slots;
     s->home_slot = bsi_alloc(BS_TAG_HEADER, (size_t)p->n_blocks * sizeof *s->home_slot);
     if (!s->home_slot)
@@ -156,8 +156,8 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     if (!s)
         return BS_NOMEM;
     s->e = cfg->engine;
-    s->plan = cfg->plan;
-    s->m = cfg->plan->manifest;
+    s->placement = cfg->placement;
+    s->m = cfg->placement->manifest;
     s->dry = !s->e->props.executes;
     s->poison = strncmp(s->e->dev->spec, "check:", 6) == 0;
     size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)BSI_READ_ALIGN);
@@ -167,7 +167,7 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     if (st == BS_OK)
         st = bsi_aio_open(&cfg->io, fault, &s->aio);
     if (st == BS_OK)
-        st = bsi_policy_open(s->plan, &s->policy);
+        st = bsi_policy_open(s->placement, &s->policy);
     if (st == BS_OK)
         st = open_tiers(s);
     if (st != BS_OK) {

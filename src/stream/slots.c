@@ -32,7 +32,7 @@ void bsi_host_copy(bsi_host_slot *h)
     h->state = BSI_HOST_COPYING;
 }
 
-void bsi_host_keep(bsi_host_slot *h)
+void bsi_host_slot_filled(bsi_host_slot *h)
 {
     assert(h->state == BSI_HOST_FULL && h->home);
     bsi_free(h->req);

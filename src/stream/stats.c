@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stats.c: what the streamer has moved and where blocks are. Counters grow where bytes really move: a
-** read when it is reaped, a copy when it is issued (streamer.c). They are never taken from the plan,
+** read when it is reaped, a copy when it is issued (streamer.c). They are never taken from the placement,
 ** so that comparing them with it means something. Stalls are the owner's waits: disk (a read in
 ** flight), compute (staging is held by copies that wait for compute to leave a device slot), copy (by
 ** copies that run), pinned (page-locking memory for a ram home).
@@ -88,7 +88,7 @@ bs_status bs_stream_home(const bs_stream *s, int block, int tensor, bs_place *ou
     if (!t)
         return bsi_fail(BS_ARG, "stream: the manifest has no tensor %d in a block %d", tensor, block);
     const char *name = bs_manifest_block(s->m, block)->name;
-    if (s->plan->home[block] != BS_HOME_GPU)
+    if (s->placement->home[block] != BS_HOME_GPU)
         return bsi_fail(BS_STATE, "stream: block '%s' has no gpu home; only there can it be changed",
                         name);
     const bsi_dev_slot *d = &s->dev[s->home_slot[block]];

@@ -10,9 +10,9 @@
 #include "engine/engine.h"
 #include "io/io.h"
 
-/* ---- plan and policy ---- */
+/* ---- placement and policy ---- */
 
-struct bs_plan {
+struct bs_placement {
     const bs_manifest *manifest;
     int n_blocks, n_visits;
     int dev_slots, host_slots;
@@ -25,7 +25,7 @@ struct bs_plan {
 
 /* Which block is in which slot after the visits decided so far. A function of the visit order only. */
 typedef struct bsi_policy {
-    const bs_plan *plan;
+    const bs_placement *placement;
     int *in_slot;      /* [dev_slots] block, or -1 */
     int64_t *last_use; /* [dev_slots] serial of the slot's last visit, or -1 */
     int *slot_of;      /* [n_blocks] slot, or -1 */
@@ -39,7 +39,7 @@ enum { BSI_READ_ALIGN = 4096 }; /* staging slots and requests, at least */
 
 /* What one read of the block asks of the disk: its extents (raw_bytes may have gaps between them). */
 uint64_t bsi_read_bytes(const bs_manifest *m, int block);
-bs_status bsi_policy_open(const bs_plan *plan, bsi_policy *out);
+bs_status bsi_policy_open(const bs_placement *placement, bsi_policy *out);
 void bsi_policy_close(bsi_policy *p);
 /* Every slot empty; homes as they are; the next visit gets this serial. */
 void bsi_policy_reset(bsi_policy *p, int64_t serial);
@@ -100,7 +100,7 @@ typedef struct bsi_dev_slot { /* canonical layout of one block: a slot, or a gpu
 /* free -> reading -> full -> copying -> free; a ram home stays full. */
 void bsi_host_read(bsi_host_slot *h, int block, int64_t serial);
 void bsi_host_full(bsi_host_slot *h);
-void bsi_host_keep(bsi_host_slot *h); /* a filled home: its requests are done with */
+void bsi_host_slot_filled(bsi_host_slot *h); /* a filled home: its requests are done with */
 void bsi_host_copy(bsi_host_slot *h);
 void bsi_host_release(bsi_host_slot *h, bool poison);
 /* Any state -> free, nothing in flight (after a drain). */
@@ -124,7 +124,7 @@ typedef struct bsi_pushed { /* a visit that was pushed */
 
 struct bs_stream {
     bs_engine *e;
-    const bs_plan *plan;
+    const bs_placement *placement;
     const bs_manifest *m;
     bsi_aio *aio;
     size_t request_bytes;
@@ -137,8 +137,8 @@ struct bs_stream {
     int n_files;
 
     bsi_mem *staging;    /* host_slots x host_slot_bytes */
-    bsi_host_slot *host; /* [plan->staging] then one per ram home */
-    bsi_dev_slot *dev;   /* [plan->dev_slots] then one per gpu home */
+    bsi_host_slot *host; /* [placement->staging] then one per ram home */
+    bsi_dev_slot *dev;   /* [placement->dev_slots] then one per gpu home */
     int n_host, n_dev;
     int *home_slot; /* [n_blocks] index of its home in host or dev; -1: disk */
     int homes_reading;

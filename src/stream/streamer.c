@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** streamer.c: executes the plan. The owner thread pumps: it reaps reads, issues reads into free
+** streamer.c: executes the placement. The owner thread pumps: it reaps reads, issues reads into free
 ** staging slots and copies into free device slots, both strictly in visit order and only for pushed
 ** visits. Nothing here waits per block except for reads and for a staging slot to become free; queues
 ** are ordered by events:
@@ -35,7 +35,7 @@ static bsi_dev_slot *dev_slot(bs_stream *s, const bs_transfer *t)
 
 static bsi_host_slot *host_slot(bs_stream *s, const bs_transfer *t)
 {
-    bool ram = s->plan->home[t->block] == BS_HOME_RAM;
+    bool ram = s->placement->home[t->block] == BS_HOME_RAM;
     return &s->host[ram ? s->home_slot[t->block] : t->host_slot];
 }
 
@@ -64,14 +64,14 @@ static int count_requests(const bs_stream *s, int block)
     return (int)n;
 }
 
-/* Memory of a ram home, or of the one staging buffer of a plan without staging slots: as it is needed.
+/* Memory of a ram home, or of the one staging buffer of a placement without staging slots: as it is needed.
  */
 static bs_status get_memory(bs_stream *s, bsi_host_slot *h, int block)
 {
     if (h->at.mem)
         return BS_OK;
     double t0 = bsi_now();
-    h->bytes = h->home ? bs_manifest_block(s->m, block)->raw_bytes : s->plan->host_slot_bytes;
+    h->bytes = h->home ? bs_manifest_block(s->m, block)->raw_bytes : s->placement->host_slot_bytes;
     bs_tag tag = h->home ? BS_TAG_HOME : BS_TAG_SLOT;
     bs_status st = bsi_mem_alloc(s->e->dev, BSI_MEM_PINNED, tag, h->bytes, &h->own);
     s->stats.stall_pinned_s += bsi_now() - t0;
@@ -258,7 +258,7 @@ static bs_status end_fill(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d)
     s->stats.loads++;
     h->n_copied = 0;
     if (h->home) {
-        bsi_host_keep(h);
+        bsi_host_slot_filled(h);
         return BS_OK;
     }
     bsi_host_copy(h);
@@ -290,7 +290,7 @@ static bs_status issue_copies(bs_stream *s)
     return BS_OK;
 }
 
-/* The one buffer of a plan without staging slots goes when no pushed visit needs it. */
+/* The one buffer of a placement without staging slots goes when no pushed visit needs it. */
 static void give_memory(bs_stream *s, bsi_host_slot *h)
 {
     if (!h->own || h->home)
@@ -305,7 +305,7 @@ static void give_memory(bs_stream *s, bsi_host_slot *h)
 
 static bs_status release_staging(bs_stream *s)
 {
-    for (int i = 0; i < s->plan->staging; i++) {
+    for (int i = 0; i < s->placement->staging; i++) {
         bsi_host_slot *h = &s->host[i];
         if (h->state != BSI_HOST_COPYING)
             continue;
@@ -392,9 +392,9 @@ bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *v, int n, bool cycli
     if (n < 0 || (n > 0 && !v))
         return bsi_fail(BS_ARG, "stream: a segment of %d visits is not one", n);
     for (int i = 0; i < n; i++)
-        if (v[i].block < 0 || v[i].block >= s->plan->n_blocks)
+        if (v[i].block < 0 || v[i].block >= s->placement->n_blocks)
             return bsi_fail(BS_ARG, "stream: visit %d is of block %d, the manifest has blocks 0..%d", i,
-                            v[i].block, s->plan->n_blocks - 1);
+                            v[i].block, s->placement->n_blocks - 1);
     BSI_TRY(check_files(s));
     BSI_TRY(make_room(s, n));
     bs_transfer *t = bsi_alloc(BS_TAG_HEADER, (size_t)n * sizeof *t);
@@ -427,11 +427,11 @@ static bs_status wait_for(bs_stream *s, int64_t serial)
     if (!h || h->state != BSI_HOST_COPYING)
         return bsi_fail(BS_INTERNAL, "stream: block '%s' cannot advance",
                         name_of(s, at(s, serial)->spec.block));
-    BSI_TRY(bsi_event_sync(h->started));
+    BSI_TRY(bsi_host_wait(h->started));
     s->stats.stall_compute_s += bsi_now() - t0;
     t0 = bsi_now();
     if (h->state == BSI_HOST_COPYING) /* syncing pumps */
-        BSI_TRY(bsi_event_sync(h->copied));
+        BSI_TRY(bsi_host_wait(h->copied));
     s->stats.stall_copy_s += bsi_now() - t0;
     return BS_OK;
 }
@@ -454,7 +454,7 @@ static bs_status bind(bs_stream *s, bsi_pushed *p)
 bs_status bs_stream_next(bs_stream *s, bs_visit *out)
 {
     if (s->begun > s->ended)
-        BSI_TRY(bs_stream_end(s));
+        BSI_TRY(bs_stream_end_visit(s));
     if (s->failed)
         return bsi_fail_from(&s->error);
     if (s->begun == s->pushed)
@@ -488,7 +488,7 @@ static bs_status leave(bs_stream *s)
     return bsi_event_record(d->used, s->e->compute);
 }
 
-bs_status bs_stream_end(bs_stream *s)
+bs_status bs_stream_end_visit(bs_stream *s)
 {
     if (s->begun == s->ended)
         return bsi_fail(BS_STATE, "stream: no visit is current");
@@ -535,7 +535,7 @@ static void empty_slots(bs_stream *s)
     for (int i = 0; i < s->n_host; i++) {
         bsi_host_slot *h = &s->host[i];
         if (h->home && h->state == BSI_HOST_FULL) {
-            bsi_host_keep(h); /* what was copied out of it is forgotten */
+            bsi_host_slot_filled(h); /* what was copied out of it is forgotten */
             continue;
         }
         bsi_host_drop(h, s->poison);
@@ -547,10 +547,10 @@ static void empty_slots(bs_stream *s)
             bsi_dev_drop(&s->dev[i]);
     s->homes_reading = 0;
     bsi_policy_reset(&s->policy, s->begun);
-    for (int b = 0; b < s->plan->n_blocks; b++) {
-        if (s->plan->home[b] == BS_HOME_RAM)
+    for (int b = 0; b < s->placement->n_blocks; b++) {
+        if (s->placement->home[b] == BS_HOME_RAM)
             s->policy.arrived[b] = s->host[s->home_slot[b]].state == BSI_HOST_FULL;
-        if (s->plan->home[b] == BS_HOME_GPU)
+        if (s->placement->home[b] == BS_HOME_GPU)
             s->policy.arrived[b] = s->dev[s->home_slot[b]].state == BSI_DEV_READY;
     }
 }

@@ -162,11 +162,11 @@ static void test_polls_do_not_order(void **state)
     rig r = rig_new(BS_TSAN ? "check:meta" : "check:cpu", NULL); /* it is a race, if a slow one */
     OK(bsi_fill(r.a, at(r.m, 0), 0, 64));
     OK(bsi_event_record(r.e, r.a));
-    OK(bsi_event_sync(r.e));
-    OK(bsi_queue_sync(r.a));
+    OK(bsi_host_wait(r.e));
+    OK(bsi_host_wait_queue(r.a));
     OK(bsi_fill(r.b, at(r.m, 0), 0, 64));
     expect(&r, 1, "are not ordered");
-    OK(bsi_queue_sync(r.b));
+    OK(bsi_host_wait_queue(r.b));
     rig_close(&r);
 }
 
@@ -198,9 +198,9 @@ static void pipeline(bs_dev *d)
         OK(bsi_copy(out, at(back, b * 256), at(result, s * 256), 256));
         OK(bsi_event_record(sent[s], out));
     }
-    OK(bsi_queue_sync(in));
-    OK(bsi_queue_sync(compute));
-    OK(bsi_queue_sync(out));
+    OK(bsi_host_wait_queue(in));
+    OK(bsi_host_wait_queue(compute));
+    OK(bsi_host_wait_queue(out));
     for (int i = 0; i < 2; i++)
         bsi_event_close(loaded[i]), bsi_event_close(used[i]), bsi_event_close(sent[i]);
     bsi_mem_free(slots);
@@ -272,7 +272,7 @@ static void test_closed_objects(void **state)
     FAILS(bsi_queue_wait(r.a, e, "check: closed event"), BS_STATE,
           "check: closed event: the event was closed");
     FAILS(bsi_event_record(e, r.a), BS_STATE, "the event was closed");
-    FAILS(bsi_event_sync(e), BS_STATE, "the event was closed");
+    FAILS(bsi_host_wait(e), BS_STATE, "the event was closed");
     FAILS(bsi_fill(q, at(r.m, 0), 0, 1), BS_STATE, "the queue was closed");
     FAILS(bsi_fill(r.a, at(m, 0), 0, 1), BS_STATE, "destination is memory that was freed");
     expect(&r, 0, "");
@@ -294,7 +294,7 @@ static void test_free_in_flight(void **state)
     OK(bsi_event_record(r.e, r.a));
     OK(bsi_queue_wait(r.b, r.e, "check: b after a"));
     OK(bsi_copy(r.b, at(n, 0), at(m, 0), 64));
-    OK(bsi_queue_sync(r.b)); /* the end of b is behind what a did */
+    OK(bsi_host_wait_queue(r.b)); /* the end of b is behind what a did */
     bsi_mem_free(m);
     expect(&r, 0, "");
     OK(bsi_copy(r.b, at(n, 64), at(n, 0), 64));
@@ -316,7 +316,7 @@ static void test_new_memory_is_nan(void **state)
     rig r = rig_new("check:cpu", NULL);
     bsi_mem *host = mem_new(r.d, BSI_MEM_PINNED, 1024);
     OK(bsi_copy(r.a, at(host, 0), at(r.m, 0), 1024));
-    OK(bsi_queue_sync(r.a));
+    OK(bsi_host_wait_queue(r.a));
     for (int i = 0; i < 1024; i++)
         assert_int_equal(((unsigned char *)host->host)[i], 0xFF);
     expect(&r, 0, "");
@@ -367,7 +367,7 @@ static void test_history_is_bounded(void **state)
         OK(bsi_event_record(r.e, r.a));
         OK(bsi_queue_wait(r.b, r.e, "check: b after a"));
         OK(bsi_queue_wait(r.c, r.e, "check: c after a"));
-        OK(bsi_event_sync(r.e));
+        OK(bsi_host_wait(r.e));
         most = BSI_MAX(most, ((check_mem *)m->impl)->n);
     }
     expect(&r, 0, "");

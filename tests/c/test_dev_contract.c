@@ -41,7 +41,7 @@ static void in_order(const char *spec, uint64_t seed)
         OK(bsi_fill(q, at(cell, 0), i + 1, 1));
         OK(bsi_copy(q, at(log, (size_t)i), at(cell, 0), 1));
     }
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     for (int i = 0; i < N; i++)
         assert_int_equal(((unsigned char *)log->host)[i], i + 1);
     no_violations(d);
@@ -69,10 +69,10 @@ static void test_c1_no_order_between_queues(void **state)
         sem_t gate;
         gate_close(held, &gate);
         OK(bsi_event_record(e, held));
-        OK(bsi_queue_sync(running));
+        OK(bsi_host_wait_queue(running));
         assert_int_equal(bsi_event_query(e), BS_AGAIN);
         sem_post(&gate);
-        OK(bsi_event_sync(e));
+        OK(bsi_host_wait(e));
         bsi_queue_close(held);
         bsi_queue_close(running);
         bsi_event_close(e);
@@ -94,12 +94,12 @@ static void test_c2_record(void **state)
         OK(bsi_event_record(e, q));
         gate_close(q, &gate);
         OK(bsi_fill(q, at(m, 0), 2, 1));
-        OK(bsi_event_sync(e)); /* before the gate */
+        OK(bsi_host_wait(e)); /* before the gate */
         assert_int_equal(*(unsigned char *)m->host, 1);
         OK(bsi_event_record(e, q));
         assert_int_equal(bsi_event_query(e), BS_AGAIN);
         sem_post(&gate);
-        OK(bsi_event_sync(e));
+        OK(bsi_host_wait(e));
         assert_int_equal(*(unsigned char *)m->host, 2);
         bsi_mem_free(m);
         bsi_event_close(e);
@@ -123,15 +123,15 @@ static void test_c3_wait_binds(void **state)
         gate_close(a, &gate);
         OK(bsi_event_record(e, a)); /* ... and then held: the wait above must not see it */
         OK(bsi_event_record(end, b));
-        OK(bsi_event_sync(end));
+        OK(bsi_host_wait(end));
 
         OK(bsi_queue_wait(b, e, "contract: bound to a held record"));
         OK(bsi_event_record(end, b));
         OK(bsi_event_record(e, c)); /* done at once: must not let the wait above through */
-        OK(bsi_event_sync(e));
+        OK(bsi_host_wait(e));
         assert_int_equal(bsi_event_query(end), BS_AGAIN);
         sem_post(&gate);
-        OK(bsi_event_sync(end));
+        OK(bsi_host_wait(end));
 
         bsi_event_close(e);
         bsi_event_close(end);
@@ -151,7 +151,7 @@ static void test_c3_never_recorded(void **state)
         bsi_event *e = event_new(d);
         OK(bsi_event_query(e));
         OK(bsi_queue_wait(q, e, "contract: never recorded"));
-        OK(bsi_queue_sync(q));
+        OK(bsi_host_wait_queue(q));
         bsi_event_close(e);
         bsi_queue_close(q);
         bs_dev_close(d);
@@ -184,8 +184,8 @@ static void stream(bs_dev *d, bool check_bytes)
         OK(bsi_event_record(ev[USED + s], compute));
     }
     OK(bsi_copy(compute, at(back, 0), at(sum, 0), BLOCKS * SLOT));
-    OK(bsi_queue_sync(compute));
-    OK(bsi_queue_sync(in));
+    OK(bsi_host_wait_queue(compute));
+    OK(bsi_host_wait_queue(in));
     if (check_bytes)
         assert_memory_equal(back->host, host->host, BLOCKS * SLOT);
     for (int i = 0; i < 4; i++)
@@ -248,7 +248,7 @@ static void test_c5_issue_never_blocks(void **state)
         for (int n = 0; n < count; n++)
             OK(bsi_fill(q, at(m, 0), n & 255, 1));
         sem_post(&gate);
-        OK(bsi_queue_sync(q));
+        OK(bsi_host_wait_queue(q));
         assert_int_equal(*(unsigned char *)m->host, (count - 1) & 255);
         bsi_mem_free(m);
         bsi_queue_close(q);
@@ -267,7 +267,7 @@ static void test_c6_arguments(void **state)
         FAILS(bsi_copy(q, at(m, 60), at(m, 0), 41), BS_ARG, "41 bytes at offset 60 of a memory of 100");
         FAILS(bsi_fill(q, at(m, SIZE_MAX), 0, 2), BS_ARG, "of a memory of 100 bytes");
         OK(bsi_fill(q, at(m, 0), 0, 100));
-        OK(bsi_queue_sync(q));
+        OK(bsi_host_wait_queue(q));
         bsi_mem_free(m);
         bsi_queue_close(q);
         bs_dev_close(d);
@@ -308,7 +308,7 @@ static void refused_page_lock(const char *spec, const bs_dev_cfg *cfg)
     OK(bsi_fill(q, at(to, 0), 1, BYTES));
     OK(bsi_copy(q, at(device, 0), at(from, 0), BYTES));
     OK(bsi_copy(q, at(to, 0), at(device, 0), BYTES));
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     assert_memory_equal(from->host, to->host, BYTES);
     no_violations(d);
     bsi_mem_free(from);
@@ -383,10 +383,10 @@ static void fail_nth(const char *spec, uint64_t n)
     OK(bsi_event_record(e, q));
     OK(bsi_queue_wait(idle, e, "contract: behind a failure"));
     snprintf(want, sizeof want, "'%s' on queue 'work' failed", name[(n - 1) % 3]);
-    FAILS(bsi_event_sync(e), BS_DEVICE, want);
+    FAILS(bsi_host_wait(e), BS_DEVICE, want);
     FAILS(bsi_queue_status(q), BS_DEVICE, want);
     FAILS(bsi_fill(q, at(m, 0), 1, 64), BS_DEVICE, want);
-    FAILS(bsi_queue_sync(idle), BS_DEVICE, want);
+    FAILS(bsi_host_wait_queue(idle), BS_DEVICE, want);
     FAILS(bsi_event_open(d, &none), BS_DEVICE, "lost");
     bsi_event_close(e);
     bsi_mem_free(m);
@@ -488,7 +488,7 @@ static void test_c7_close_drains(void **state)
 /* C8: the check device knows its owner. */
 static void *stranger(void *q)
 {
-    bs_status st = bsi_queue_sync(q);
+    bs_status st = bsi_host_wait_queue(q);
     return (void *)(uintptr_t)(st == BS_STATE && strstr(bs_error()->msg, "does not own") != NULL);
 }
 
@@ -502,7 +502,7 @@ static void test_c8_owner(void **state)
     assert_int_equal(pthread_create(&t, NULL, stranger, q), 0);
     pthread_join(t, &refused);
     assert_non_null(refused);
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     bsi_queue_close(q);
     bs_dev_close(d);
 }
@@ -598,8 +598,8 @@ static void test_lost(void **state)
     call.arg[0] = call.arg[1] = (bsi_arg){at(m, 0), 4096, BSI_READWRITE};
     OK(bsi_launch(q, &call));
     OK(bsi_event_record(e, q));
-    FAILS(bsi_event_sync(e), BS_DEVICE, "cudaErrorIllegalAddress");
-    FAILS(bsi_queue_sync(idle), BS_DEVICE, "cudaErrorIllegalAddress");
+    FAILS(bsi_host_wait(e), BS_DEVICE, "cudaErrorIllegalAddress");
+    FAILS(bsi_host_wait_queue(idle), BS_DEVICE, "cudaErrorIllegalAddress");
     FAILS(bsi_copy(idle, at(host, 0), at(m, 0), 4096), BS_DEVICE, "is lost until it is closed");
     FAILS(bsi_event_open(d, &none), BS_DEVICE, "last issued: 'overrun'");
     bsi_event_close(e);

@@ -100,7 +100,7 @@ static void test_memory(void **state)
     OK(bsi_copy(q, at(slot, 0), at(m, big - 100), 100)); /* memory that nobody wrote reads as zero */
     OK(bsi_fill(q, at(m, big - 1), 7, 1));
     OK(bsi_copy(q, at(slot, 1), at(m, big - 1), 1));
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     assert_int_equal(((char *)slot->host)[0], 0);
     assert_int_equal(((char *)slot->host)[1], 7);
     assert_true(resident() < rss + big / 8); /* what is not used costs nothing */
@@ -132,8 +132,8 @@ static void rounds(bs_dev *d, bsi_queue *a, bsi_queue *b, bsi_mem *m, int n)
         OK(bsi_event_record(f, b));
         OK(bsi_queue_wait(a, f, "cpu: a after b"));
         if (i % 64 == 63) {
-            OK(bsi_event_sync(e));
-            OK(bsi_event_sync(f));
+            OK(bsi_host_wait(e));
+            OK(bsi_host_wait(f));
         }
     }
     bsi_event_close(e);
@@ -266,7 +266,7 @@ static void product(const char *spec, int threads, float *out)
     OK(bsi_launch(q, &gemm));
     OK(bsi_launch(q, &add));
     OK(bsi_copy(q, at(host, c), at(m, c), M * N * 4));
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     for (int i = 0; i < M; i++) {
         for (int j = 0; j < N; j++) {
             double want = (double)h[bias / 4 + (size_t)j];
@@ -310,7 +310,7 @@ static void test_launch_failure_names_label(void **state)
                       .label = "layers.3.mlp"};
     OK(bsi_fill(q, at(m, 0), 0, 256));
     OK(bsi_launch(q, &call));
-    FAILS(bsi_queue_sync(q), BS_DEVICE, "'layers.3.mlp' on queue 'compute'");
+    FAILS(bsi_host_wait_queue(q), BS_DEVICE, "'layers.3.mlp' on queue 'compute'");
     bsi_mem_free(m);
     bsi_queue_close(q);
     bs_dev_close(d);
@@ -324,7 +324,7 @@ static void test_jitter(void **state)
     bsi_queue *a = queue_new(d, "a"), *b = queue_new(d, "b");
     bsi_mem *m = mem_new(d, BSI_MEM_PINNED, 64);
     rounds(d, a, b, m, 65);
-    OK(bsi_queue_sync(b));
+    OK(bsi_host_wait_queue(b));
     assert_int_equal(((unsigned char *)m->host)[63], 64);
     bsi_mem_free(m);
     bsi_queue_close(a);

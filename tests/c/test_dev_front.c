@@ -105,7 +105,7 @@ static void test_ranges(void **state)
     k.op = BSK_OP_COUNT;
     FAILS(bsi_launch(q, &k), BS_ARG, "kernel number");
     FAILS(bsi_launch(q, NULL), BS_ARG, "kernel number");
-    OK(bsi_queue_sync(q)); /* none of it hurt */
+    OK(bsi_host_wait_queue(q)); /* none of it hurt */
     bsi_mem_free(m);
     bsi_mem_free(h);
     bsi_queue_close(q);
@@ -147,13 +147,13 @@ static void test_cancel(void **state)
         gate_close(q, &gate);
         OK(bsi_event_record(e, q));
         bs_cancel(true);
-        FAILS(bsi_event_sync(e), BS_CANCELLED, "cancelled while waiting");
-        FAILS(bsi_queue_sync(q), BS_CANCELLED, "cancelled while waiting");
+        FAILS(bsi_host_wait(e), BS_CANCELLED, "cancelled while waiting");
+        FAILS(bsi_host_wait_queue(q), BS_CANCELLED, "cancelled while waiting");
         bs_cancel(false);
         sem_post(&gate);
-        OK(bsi_event_sync(e));
+        OK(bsi_host_wait(e));
         bs_cancel(true);
-        OK(bsi_event_sync(e)); /* done: nothing to wait for */
+        OK(bsi_host_wait(e)); /* done: nothing to wait for */
         bs_cancel(false);
         bsi_event_close(e);
         bsi_queue_close(q);
@@ -175,7 +175,7 @@ static void pump(void *ud)
     p->deepest = BSI_MAX(p->deepest, p->depth);
     if (++p->calls == 3)
         sem_post(p->gate);
-    OK(bsi_queue_sync(p->other));
+    OK(bsi_host_wait_queue(p->other));
     p->depth--;
 }
 
@@ -190,14 +190,14 @@ static void test_pump_in_wait(void **state)
     pump_state p = {.gate = &gate, .other = queue_new(d, "other")};
     gate_close(q, &gate);
     bsi_dev_pump_set(d, pump, &p);
-    OK(bsi_queue_sync(q)); /* would never return without the pump */
+    OK(bsi_host_wait_queue(q)); /* would never return without the pump */
     assert_true(p.calls >= 3);
     assert_int_equal(p.deepest, 1);
     int calls = p.calls;
     bsi_dev_pump_set(d, NULL, NULL);
     gate_close(q, &gate);
     sem_post(&gate);
-    OK(bsi_queue_sync(q));
+    OK(bsi_host_wait_queue(q));
     assert_int_equal(p.calls, calls);
     bsi_queue_close(q);
     bsi_queue_close(p.other);
@@ -233,7 +233,7 @@ static bs_status scenario(const char *spec)
     }
     bsi_event_close(e);
     if (st == BS_OK)
-        st = bsi_queue_sync(r);
+        st = bsi_host_wait_queue(r);
     bsi_queue_close(q);
     bsi_queue_close(r);
     bsi_mem_free(m);

@@ -434,8 +434,8 @@ static void test_sizes(void **state)
             ok(bs_head_open(f.e, &cfg, &h));
             bs_engine_stats_get(f.e, &b);
             assert_int_equal(b.fixed_bytes - a.fixed_bytes, want);
-            const bs_store_key key[] = {{"h", c, compute, BS_KEEP_HOST},
-                                        {"y", c, BS_DTYPE_F32, BS_KEEP_DEVICE}};
+            const bs_store_key key[] = {{"h", c, compute, BS_STAY_HOST},
+                                        {"y", c, BS_DTYPE_F32, BS_STAY_DEVICE}};
             ok(bs_store_bytes(&f.batch->cfg, 2, key, &want, &host));
             ok(bs_store_open(f.e, f.batch, 2, key, &s));
             bs_engine_stats_get(f.e, &a);
@@ -561,7 +561,7 @@ static void test_cpu_refuses(void **state)
     c.op = BSK_EXPAND;
     c.out = BS_DTYPE_F16;
     assert_error(bsi_engine_launch(f.e, &c), BS_UNSUPPORTED, "'expand' gives f32 or bf16, not f16");
-    ok(bs_engine_sync(f.e)); /* nothing was issued: the device is not lost */
+    ok(bs_engine_wait_all(f.e)); /* nothing was issued: the device is not lost */
     end_scope(&f);
     fix_close(&f);
 }

@@ -33,11 +33,11 @@ enum {
 typedef struct job {
     bs_dev *dev;
     bs_manifest *m;
-    bs_plan *plan;
+    bs_placement *placement;
     bs_engine *e;
     bs_batch *batch;
     bs_store *store;
-    bs_rows *rows;
+    bs_embedding *rows;
     bs_params *params;
     bs_head *head;
     bs_weight *norm, *tile;
@@ -70,24 +70,24 @@ static int make_model(void **state)
             return -1;
         bs_array_free(wide);
     }
-    bs_status st = bs_st_write(model, 4, name, (const bs_array *const *)a, 0, NULL, NULL);
+    bs_status st = bs_safetensors_write(model, 4, name, (const bs_array *const *)a, 0, NULL, NULL);
     for (int t = 0; t < 4; t++)
         bs_array_free(a[t]);
     return st == BS_OK ? 0 : -1;
 }
 
-static bs_status add(bs_manifest *m, const bs_st *st, int block, const char *name, int file)
+static bs_status add(bs_manifest *m, const bs_safetensors *st, int block, const char *name, int file)
 {
     int at;
-    const bs_st_tensor *t = bs_st_find(st, name);
+    const bs_safetensors_tensor *t = bs_safetensors_find(st, name);
     return bs_manifest_add_tensor(m, block, name, t->dtype, t->ndim, t->dim, file, t->offset, &at);
 }
 
 static bs_status open_manifest(bs_manifest **out)
 {
-    bs_st *file = NULL;
+    bs_safetensors *file = NULL;
     int f, at;
-    BSI_TRY(bs_st_open(model, &file));
+    BSI_TRY(bs_safetensors_open(model, &file));
     bs_status st = bs_manifest_new(out);
     if (st == BS_OK && (st = bs_manifest_add_file(*out, model, &f)) == BS_OK &&
         (st = bs_manifest_add_block(*out, "layer", "layer", &at)) == BS_OK &&
@@ -95,10 +95,10 @@ static bs_status open_manifest(bs_manifest **out)
         (st = add(*out, file, LAYER, "proj", f)) == BS_OK &&
         (st = bs_manifest_add_block(*out, "tile", "tile", &at)) == BS_OK &&
         (st = add(*out, file, TILE, "head", f)) == BS_OK &&
-        (st = bs_manifest_add_rows(*out, "embed", BS_DTYPE_F32, VOCAB, CHANNELS, f,
-                                   bs_st_find(file, "embed")->offset, &at)) == BS_OK)
+        (st = bs_manifest_add_row_table(*out, "embed", BS_DTYPE_F32, VOCAB, CHANNELS, f,
+                                        bs_safetensors_find(file, "embed")->offset, &at)) == BS_OK)
         st = bs_manifest_finish(*out);
-    bs_st_close(file);
+    bs_safetensors_close(file);
     return st;
 }
 
@@ -126,27 +126,27 @@ static bs_status open_weights(job *j)
 static bs_status job_open(job *j, const bs_dev_cfg *dev, const bsi_aio_fault *fault)
 {
     static const bs_home home[] = {BS_HOME_DISK, BS_HOME_DISK};
-    static const bs_store_key key[KEYS] = {{"h.0", CHANNELS, BS_DTYPE_F32, BS_KEEP_DEVICE},
-                                           {"h.1", CHANNELS, BS_DTYPE_F32, BS_KEEP_HOST},
-                                           {"g", CHANNELS, BS_DTYPE_F32, BS_KEEP_DEVICE}};
+    static const bs_store_key key[KEYS] = {{"h.0", CHANNELS, BS_DTYPE_F32, BS_STAY_DEVICE},
+                                           {"h.1", CHANNELS, BS_DTYPE_F32, BS_STAY_HOST},
+                                           {"g", CHANNELS, BS_DTYPE_F32, BS_STAY_DEVICE}};
     bs_batch_cfg bc = {.micros = 1, .tokens = TOKENS, .rows = 2};
     memset(j, 0, sizeof *j);
     BSI_TRY(open_manifest(&j->m));
     BSI_TRY(bs_dev_open("check:cpu", dev, &j->dev));
-    bs_plan_cfg pc = {j->m, home, 1, 1, program, VISITS, true};
-    BSI_TRY(bs_plan_new(&pc, &j->plan));
+    bs_placement_cfg pc = {j->m, home, 1, 1, program, VISITS, true};
+    BSI_TRY(bs_placement_new(&pc, &j->placement));
     bs_engine_cfg ec = {.dev = j->dev, .pool_bytes = 1 << 20, .n_blocks = 2, .seed = 1};
     ec.expand_bytes = bs_manifest_block(j->m, LAYER)->expand_bytes;
     BSI_TRY(bs_engine_open(&ec, &j->e));
     BSI_TRY(bs_batch_open(j->e, &bc, &j->batch));
     BSI_TRY(bs_store_open(j->e, j->batch, KEYS, key, &j->store));
     bs_io_cfg io = {.engine = fault && fault->refuse_uring ? "auto" : "pool", .threads = 1};
-    BSI_TRY(bs_rows_open(j->e, j->m, 0, BS_HOME_DISK, j->batch, &io, &j->rows));
+    BSI_TRY(bs_embedding_open(j->e, j->m, 0, BS_HOME_DISK, j->batch, &io, &j->rows));
     BSI_TRY(open_params(j));
     bs_head_cfg hc = {.batch = j->batch, .channels = CHANNELS, .vocab = VOCAB, .tile_rows = VOCAB};
     BSI_TRY(bs_head_open(j->e, &hc, &j->head));
     BSI_TRY(open_weights(j));
-    bs_stream_cfg sc = {.engine = j->e, .plan = j->plan, .io = io};
+    bs_stream_cfg sc = {.engine = j->e, .placement = j->placement, .io = io};
     BSI_TRY(bsi_stream_open_fault(&sc, fault, &j->stream));
     return bs_engine_seal(j->e);
 }
@@ -159,11 +159,11 @@ static void job_close(job *j)
     bs_weight_free(j->tile);
     bs_head_close(j->head);
     bs_params_close(j->params);
-    bs_rows_close(j->rows);
+    bs_embedding_close(j->rows);
     bs_store_close(j->store);
     bs_batch_close(j->batch);
     bs_engine_close(j->e);
-    bs_plan_free(j->plan);
+    bs_placement_free(j->placement);
     bs_manifest_free(j->m);
     bs_dev_close(j->dev);
 }
@@ -249,7 +249,7 @@ static bs_status train(job *j)
     BSI_TRY(bs_batch_set(j->batch, 0, &d));
     BSI_TRY(bs_batch_begin(j->batch, 1));
     BSI_TRY(bs_stream_push(j->stream, program, VISITS, true));
-    BSI_TRY(bs_rows_gather(j->rows, j->store, H0, 0, 1));
+    BSI_TRY(bs_embedding_gather(j->rows, j->store, H0, 0, 1));
     BSI_TRY(bs_stream_next(j->stream, &v));
     BSI_TRY(layer(j, false));
     BSI_TRY(bs_stream_next(j->stream, &v));
@@ -258,7 +258,7 @@ static bs_status train(job *j)
     BSI_TRY(take_head(j));
     BSI_TRY(bs_stream_next(j->stream, &v));
     BSI_TRY(layer(j, true));
-    BSI_TRY(bs_stream_end(j->stream));
+    BSI_TRY(bs_stream_end_visit(j->stream));
     BSI_TRY(bs_head_loss(j->head, &j->loss));
     BSI_TRY(bs_params_norm(j->params, &norm));
     bs_adamw o = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .step = 1};
@@ -360,7 +360,7 @@ static void test_device_calls(void **state)
         job j;
         assert_true(++dev.fail_call < 5000);
         if ((st = job_open(&j, &dev, NULL)) == BS_OK && (st = step(&j, &hash)) == BS_OK)
-            st = bs_engine_sync(j.e); /* a copy for the next step may have failed */
+            st = bs_engine_wait_all(j.e); /* a copy for the next step may have failed */
         if (st != BS_OK) {
             assert_int_equal(st, BS_DEVICE);
             ASSERT_ERROR("(injected)");

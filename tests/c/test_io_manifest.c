@@ -51,7 +51,7 @@ static bs_manifest *sample(void)
     tensor(m, 1, "x", BS_DTYPE_F32, 100, b, 0);
     tensor(m, 1, "y", BS_DTYPE_BF16, 100, a, 0);
     tensor(m, 1, "z", BS_DTYPE_BF16, 100, b, 50000);
-    assert_int_equal(bs_manifest_add_rows(m, "embed", BS_DTYPE_BF16, 10, 8, b, 7, &i), BS_OK);
+    assert_int_equal(bs_manifest_add_row_table(m, "embed", BS_DTYPE_BF16, 10, 8, b, 7, &i), BS_OK);
     return m;
 }
 
@@ -211,8 +211,8 @@ static void test_refused(void **state)
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &one, 0, UINT64_MAX, &i),
                      BS_ARG);
     assert_int_equal(bs_manifest_add_tensor(m, 0, "n", BS_DTYPE_F32, 1, &many, 0, 0, &i), BS_ARG);
-    assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_F32, 2, 0, 0, 0, &i), BS_SHAPE);
-    assert_int_equal(bs_manifest_add_rows(m, "r", BS_DTYPE_U8, 2, 2, 0, 0, &i), BS_DTYPE);
+    assert_int_equal(bs_manifest_add_row_table(m, "r", BS_DTYPE_F32, 2, 0, 0, 0, &i), BS_SHAPE);
+    assert_int_equal(bs_manifest_add_row_table(m, "r", BS_DTYPE_U8, 2, 2, 0, 0, &i), BS_DTYPE);
     char *text;
     assert_int_equal(bs_manifest_to_json(m, &text), BS_STATE);
     /* Nothing of that stuck. */

@@ -28,8 +28,8 @@ static const char *st_file(const char *header, size_t data)
 
 static void refused(const char *header, size_t data, const char *why)
 {
-    bs_st *st = (bs_st *)&st;
-    bs_status ret = bs_st_open(st_file(header, data), &st);
+    bs_safetensors *st = (bs_safetensors *)&st;
+    bs_status ret = bs_safetensors_open(st_file(header, data), &st);
     if (ret != BS_FORMAT)
         fail_msg("status %s for %s", bs_status_name(ret), header);
     assert_null(st);
@@ -39,11 +39,11 @@ static void refused(const char *header, size_t data, const char *why)
 
 static void accepted(const char *header, size_t data, int64_t count)
 {
-    bs_st *st;
-    if (bs_st_open(st_file(header, data), &st) != BS_OK)
+    bs_safetensors *st;
+    if (bs_safetensors_open(st_file(header, data), &st) != BS_OK)
         fail_msg("refused: %s", bs_error()->msg);
-    assert_int_equal(bs_st_count(st), count);
-    bs_st_close(st);
+    assert_int_equal(bs_safetensors_count(st), count);
+    bs_safetensors_close(st);
 }
 
 static void test_read(void **state)
@@ -55,21 +55,21 @@ static void test_read(void **state)
                     "\"a\\u00e9\\n\":{\"shape\":[3],\"dtype\":\"U8\",\"data_offsets\":[0,3]},"
                     "\"z\":{\"dtype\":\"BF16\",\"shape\":[0,7],\"data_offsets\":[3,3]},"
                     "\"q\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[11,12]}}   ";
-    bs_st *st;
+    bs_safetensors *st;
     const char *path = st_file(h, 12);
-    assert_int_equal(bs_st_open(path, &st), BS_OK);
-    assert_int_equal(bs_st_count(st), 4);
-    assert_string_equal(bs_st_path(st), path);
-    assert_int_equal(bs_st_file_bytes(st), 8 + strlen(h) + 12);
+    assert_int_equal(bs_safetensors_open(path, &st), BS_OK);
+    assert_int_equal(bs_safetensors_count(st), 4);
+    assert_string_equal(bs_safetensors_path(st), path);
+    assert_int_equal(bs_safetensors_file_bytes(st), 8 + strlen(h) + 12);
     const char *order[] = {"a\xC3\xA9\n", "z", "w", "q"};
     for (int i = 0; i < 4; i++) {
-        assert_string_equal(bs_st_at(st, i)->name, order[i]);
-        assert_ptr_equal(bs_st_find(st, order[i]), bs_st_at(st, i));
+        assert_string_equal(bs_safetensors_at(st, i)->name, order[i]);
+        assert_ptr_equal(bs_safetensors_find(st, order[i]), bs_safetensors_at(st, i));
     }
-    assert_null(bs_st_at(st, 4));
-    assert_null(bs_st_at(st, -1));
-    assert_null(bs_st_find(st, "W"));
-    const bs_st_tensor *q = bs_st_find(st, "q"), *w = bs_st_find(st, "w");
+    assert_null(bs_safetensors_at(st, 4));
+    assert_null(bs_safetensors_at(st, -1));
+    assert_null(bs_safetensors_find(st, "W"));
+    const bs_safetensors_tensor *q = bs_safetensors_find(st, "q"), *w = bs_safetensors_find(st, "w");
     assert_string_equal(q->dtype_name, "F8_E4M3");
     assert_int_equal(q->dtype, BS_DTYPE_COUNT);
     assert_int_equal(q->ndim, 0);
@@ -77,25 +77,25 @@ static void test_read(void **state)
     assert_int_equal(w->dim[1], 2);
     assert_int_equal(w->offset, 8 + strlen(h) + 3);
     bs_array *a;
-    assert_int_equal(bs_st_read(st, "w", &a), BS_OK);
+    assert_int_equal(bs_safetensors_read(st, "w", &a), BS_OK);
     const unsigned char want[8] = {3, 4, 5, 6, 7, 8, 9, 10};
     assert_memory_equal(a->data, want, 8);
     bs_array_free(a);
-    assert_int_equal(bs_st_read(st, "z", &a), BS_OK);
+    assert_int_equal(bs_safetensors_read(st, "z", &a), BS_OK);
     assert_int_equal(bs_array_count(a), 0);
     bs_array_free(a);
-    assert_int_equal(bs_st_read(st, "q", &a), BS_DTYPE);
+    assert_int_equal(bs_safetensors_read(st, "q", &a), BS_DTYPE);
     ASSERT_ERROR("F8_E4M3");
-    assert_int_equal(bs_st_read(st, "nope", &a), BS_ARG);
+    assert_int_equal(bs_safetensors_read(st, "nope", &a), BS_ARG);
     assert_null(a);
 
     /* The file gets shorter behind our back. */
     assert_int_equal(truncate(path, (off_t)(8 + strlen(h) + 6)), 0);
-    assert_int_equal(bs_st_read(st, "w", &a), BS_IO);
+    assert_int_equal(bs_safetensors_read(st, "w", &a), BS_IO);
     assert_null(a);
     ASSERT_ERROR("expected 8 bytes, got 3");
-    bs_st_close(st);
-    bs_st_close(NULL);
+    bs_safetensors_close(st);
+    bs_safetensors_close(NULL);
 }
 
 static void test_accepted(void **state)
@@ -205,8 +205,8 @@ static void test_json_rules(void **state)
 
 static void raw(const void *data, size_t n, const char *why)
 {
-    bs_st *st;
-    assert_int_equal(bs_st_open(tmpdir_put("raw.bin", data, n), &st), BS_FORMAT);
+    bs_safetensors *st;
+    assert_int_equal(bs_safetensors_open(tmpdir_put("raw.bin", data, n), &st), BS_FORMAT);
     assert_null(st);
     ASSERT_ERROR("raw.bin");
     ASSERT_ERROR(why);
@@ -237,17 +237,17 @@ static void test_other_files(void **state)
 static void test_not_files(void **state)
 {
     (void)state;
-    bs_st *st;
-    assert_int_equal(bs_st_open(tmpdir_file("absent"), &st), BS_IO);
+    bs_safetensors *st;
+    assert_int_equal(bs_safetensors_open(tmpdir_file("absent"), &st), BS_IO);
     assert_int_equal(bs_error()->sys, 2);
     ASSERT_ERROR("absent");
-    assert_int_equal(bs_st_open(tmpdir_path, &st), BS_IO);
+    assert_int_equal(bs_safetensors_open(tmpdir_path, &st), BS_IO);
     ASSERT_ERROR("a folder");
     const char *fifo = tmpdir_file("fifo");
     assert_int_equal(mkfifo(fifo, 0600), 0);
-    assert_int_equal(bs_st_open(fifo, &st), BS_IO); /* returns at all: nobody writes to it */
+    assert_int_equal(bs_safetensors_open(fifo, &st), BS_IO); /* returns at all: nobody writes to it */
     ASSERT_ERROR("regular file");
-    assert_int_equal(bs_st_open("/dev/zero", &st), BS_IO);
+    assert_int_equal(bs_safetensors_open("/dev/zero", &st), BS_IO);
 }
 
 /* Every allocation fails once: always BS_NOMEM, nothing left behind, and the next attempt works. */
@@ -259,11 +259,11 @@ static void test_no_memory(void **state)
                                1);
     size_t before = bs_host_bytes(BS_TAG_HEADER);
     int fds = tmpdir_fds();
-    bs_st *st;
+    bs_safetensors *st;
     uint64_t n = 1;
     for (;; n++) {
         bsi_alloc_fail_nth(n);
-        bs_status ret = bs_st_open(path, &st);
+        bs_status ret = bs_safetensors_open(path, &st);
         bsi_alloc_fail_nth(0);
         if (ret == BS_OK)
             break;
@@ -272,7 +272,7 @@ static void test_no_memory(void **state)
         assert_int_equal(bs_host_bytes(BS_TAG_HEADER), before);
     }
     assert_true(n > 5);
-    bs_st_close(st);
+    bs_safetensors_close(st);
     assert_int_equal(bs_host_bytes(BS_TAG_HEADER), before);
     assert_int_equal(tmpdir_fds(), fds);
 }
@@ -307,29 +307,29 @@ static void test_mutations(void **state)
             else
                 f[at] ^= (unsigned char)(1u << word[2] % 8);
         }
-        bs_st *st;
+        bs_safetensors *st;
         assert_int_equal(ftruncate(fd, 0), 0);
         assert_int_equal(pwrite(fd, f, n, 0), n);
-        bs_status ret = bs_st_open(path, &st);
+        bs_status ret = bs_safetensors_open(path, &st);
         if (ret != BS_OK) {
             assert_int_equal(ret, BS_FORMAT);
             continue;
         }
         opened++;
         uint64_t end = 8 + (uint64_t)(f[0] | f[1] << 8);
-        for (int64_t i = 0; i < bs_st_count(st); i++) {
-            const bs_st_tensor *t = bs_st_at(st, i);
+        for (int64_t i = 0; i < bs_safetensors_count(st); i++) {
+            const bs_safetensors_tensor *t = bs_safetensors_at(st, i);
             assert_int_equal(t->offset, end);
-            assert_ptr_equal(bs_st_find(st, t->name), t);
+            assert_ptr_equal(bs_safetensors_find(st, t->name), t);
             end += t->bytes;
             bs_array *a;
             if (t->dtype != BS_DTYPE_COUNT) {
-                assert_int_equal(bs_st_read(st, t->name, &a), BS_OK);
+                assert_int_equal(bs_safetensors_read(st, t->name, &a), BS_OK);
                 bs_array_free(a);
             }
         }
         assert_int_equal(end, n);
-        bs_st_close(st);
+        bs_safetensors_close(st);
     }
     close(fd);
     assert_true(opened > 50 && opened < runs / 2); /* both outcomes are exercised */
@@ -360,16 +360,17 @@ static void test_large_header(void **state)
     assert_int_equal(fclose(f), 0);
 
     size_t before = bs_host_bytes(BS_TAG_HEADER);
-    bs_st *st;
+    bs_safetensors *st;
     double t = bsi_now();
-    assert_int_equal(bs_st_open(path, &st), BS_OK);
+    assert_int_equal(bs_safetensors_open(path, &st), BS_OK);
     print_message("%ld tensors, header of %.1f MB: opened in %.3f s, peak %.0f MB accounted\n", many,
                   (double)n / 1e6, bsi_now() - t, (double)bs_host_peak(BS_TAG_HEADER) / 1e6);
-    assert_int_equal(bs_st_count(st), many);
-    assert_int_equal(bs_st_at(st, many - 1)->bytes, 2);
-    assert_non_null(bs_st_find(st, "model.language_model.layers.7.mlp.experts.77.gate_up_proj.weight"));
+    assert_int_equal(bs_safetensors_count(st), many);
+    assert_int_equal(bs_safetensors_at(st, many - 1)->bytes, 2);
+    assert_non_null(
+        bs_safetensors_find(st, "model.language_model.layers.7.mlp.experts.77.gate_up_proj.weight"));
     assert_true(bs_host_bytes(BS_TAG_HEADER) < before + (size_t)n * 2); /* the tree is gone */
-    bs_st_close(st);
+    bs_safetensors_close(st);
     assert_int_equal(bs_host_bytes(BS_TAG_HEADER), before);
 }
 

@@ -41,7 +41,7 @@ static void test_bytes(void **state)
     const char *names[] = {"u\n\"\x01", "f", "b"}, *k[] = {"format"}, *v[] = {"pt"};
     const char *path = tmpdir_file("w.safetensors");
     const bs_array *const *arrays = (const bs_array *const *)a;
-    if (bs_st_write(path, 3, names, arrays, 1, k, v) != BS_OK)
+    if (bs_safetensors_write(path, 3, names, arrays, 1, k, v) != BS_OK)
         fail_msg("%s", bs_error()->msg);
     char buf[1024];
     size_t n = slurp(path, buf, sizeof buf);
@@ -77,27 +77,28 @@ static void test_round_trip(void **state)
         names[i] = text[i];
     }
     const char *path = tmpdir_file("r.safetensors");
-    assert_int_equal(bs_st_write(path, BSI_COUNT(a), names, (const bs_array *const *)a, 0, NULL, NULL),
-                     BS_OK);
-    bs_st *st;
-    if (bs_st_open(path, &st) != BS_OK)
+    assert_int_equal(
+        bs_safetensors_write(path, BSI_COUNT(a), names, (const bs_array *const *)a, 0, NULL, NULL),
+        BS_OK);
+    bs_safetensors *st;
+    if (bs_safetensors_open(path, &st) != BS_OK)
         fail_msg("%s", bs_error()->msg);
-    assert_int_equal(bs_st_count(st), BSI_COUNT(a));
+    assert_int_equal(bs_safetensors_count(st), BSI_COUNT(a));
     for (size_t i = 0; i < BSI_COUNT(a); i++) {
         bs_array *b;
-        const bs_st_tensor *t = bs_st_find(st, names[i]);
+        const bs_safetensors_tensor *t = bs_safetensors_find(st, names[i]);
         assert_int_equal(t->offset % bs_dtype_size(t->dtype), 0);
-        assert_int_equal(bs_st_read(st, names[i], &b), BS_OK);
+        assert_int_equal(bs_safetensors_read(st, names[i], &b), BS_OK);
         assert_true(bs_array_hash(a[i]) == bs_array_hash(b));
         bs_array_free(b);
         bs_array_free(a[i]);
     }
-    bs_st_close(st);
-    assert_int_equal(bs_st_write(path, 0, NULL, NULL, 0, NULL, NULL),
+    bs_safetensors_close(st);
+    assert_int_equal(bs_safetensors_write(path, 0, NULL, NULL, 0, NULL, NULL),
                      BS_OK); /* replaces it; empty is legal */
-    assert_int_equal(bs_st_open(path, &st), BS_OK);
-    assert_int_equal(bs_st_count(st), 0);
-    bs_st_close(st);
+    assert_int_equal(bs_safetensors_open(path, &st), BS_OK);
+    assert_int_equal(bs_safetensors_count(st), 0);
+    bs_safetensors_close(st);
 }
 
 static void test_refused(void **state)
@@ -109,17 +110,17 @@ static void test_refused(void **state)
     int entries = tmpdir_entries(tmpdir_path);
     const char *same[] = {"x", "x"}, *meta[] = {"x", "__metadata__"}, *bad[] = {"x", "\xC3("},
                *ok[] = {"x", "y"};
-    assert_int_equal(bs_st_write(path, 2, same, two, 0, NULL, NULL), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, 2, same, two, 0, NULL, NULL), BS_ARG);
     ASSERT_ERROR("tensor 'x' is given twice");
-    assert_int_equal(bs_st_write(path, 2, meta, two, 0, NULL, NULL), BS_ARG);
-    assert_int_equal(bs_st_write(path, 2, bad, two, 0, NULL, NULL), BS_ARG);
-    assert_int_equal(bs_st_write(path, 2, ok, two, 2, same, ok), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, 2, meta, two, 0, NULL, NULL), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, 2, bad, two, 0, NULL, NULL), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, 2, ok, two, 2, same, ok), BS_ARG);
     ASSERT_ERROR("metadata key 'x' is given twice");
-    assert_int_equal(bs_st_write(path, 2, ok, two, 2, ok, bad), BS_ARG);
-    assert_int_equal(bs_st_write(path, -1, ok, two, 0, NULL, NULL), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, 2, ok, two, 2, ok, bad), BS_ARG);
+    assert_int_equal(bs_safetensors_write(path, -1, ok, two, 0, NULL, NULL), BS_ARG);
     for (uint64_t n = 1;; n++) {
         bsi_alloc_fail_nth(n);
-        bs_status ret = bs_st_write(path, 2, ok, two, 2, ok, same);
+        bs_status ret = bs_safetensors_write(path, 2, ok, two, 2, ok, same);
         bsi_alloc_fail_nth(0);
         if (ret == BS_OK)
             break;
@@ -131,9 +132,9 @@ static void test_refused(void **state)
     bs_array_free(a);
 }
 
-static bs_st_tensor described(const char *name, const char *dtype, int64_t n)
+static bs_safetensors_tensor described(const char *name, const char *dtype, int64_t n)
 {
-    return (bs_st_tensor){.name = name, .dtype_name = dtype, .ndim = 1, .dim = {n}};
+    return (bs_safetensors_tensor){.name = name, .dtype_name = dtype, .ndim = 1, .dim = {n}};
 }
 
 /* Tensor by tensor, in any order, from arrays and from another file: the bytes of one write. */
@@ -145,25 +146,26 @@ static void test_tensor_by_tensor(void **state)
                      array(BS_DTYPE_BF16, 1, small)};
     const char *names[] = {"u", "f", "b"}, *k[] = {"format", "x"}, *v[] = {"pt", "y"}, *value;
     const char *whole = tmpdir_file("whole"), *parts = tmpdir_file("parts");
-    assert_int_equal(bs_st_write(whole, 3, names, (const bs_array *const *)a, 2, k, v), BS_OK);
-    bs_st *st;
-    bs_st_writer *w;
-    assert_int_equal(bs_st_open(whole, &st), BS_OK);
-    assert_string_equal(bs_st_meta(st, 1, &value), "x");
+    assert_int_equal(bs_safetensors_write(whole, 3, names, (const bs_array *const *)a, 2, k, v), BS_OK);
+    bs_safetensors *st;
+    bs_safetensors_writer *w;
+    assert_int_equal(bs_safetensors_open(whole, &st), BS_OK);
+    assert_string_equal(bs_safetensors_meta(st, 1, &value), "x");
     assert_string_equal(value, "y");
-    assert_null(bs_st_meta(st, 2, &value));
-    const bs_st_tensor t[] = {*bs_st_find(st, "u"), *bs_st_find(st, "b"), *bs_st_find(st, "f")};
-    assert_int_equal(bs_st_writer_open(parts, 3, t, 2, k, v, &w), BS_OK);
-    assert_int_equal(bs_st_writer_add(w, "b", a[2]), BS_OK);
-    assert_int_equal(bs_st_writer_copy(w, "u", st), BS_OK);
+    assert_null(bs_safetensors_meta(st, 2, &value));
+    const bs_safetensors_tensor t[] = {*bs_safetensors_find(st, "u"), *bs_safetensors_find(st, "b"),
+                                       *bs_safetensors_find(st, "f")};
+    assert_int_equal(bs_safetensors_writer_open(parts, 3, t, 2, k, v, &w), BS_OK);
+    assert_int_equal(bs_safetensors_writer_add(w, "b", a[2]), BS_OK);
+    assert_int_equal(bs_safetensors_writer_copy(w, "u", st), BS_OK);
     assert_int_not_equal(access(parts, F_OK), 0); /* not before it is finished */
-    assert_int_equal(bs_st_writer_finish(w), BS_STATE);
+    assert_int_equal(bs_safetensors_writer_finish(w), BS_STATE);
     ASSERT_ERROR("tensor 'f' was not given (2 of 3)");
-    assert_int_equal(bs_st_writer_add(w, "f", a[1]), BS_OK);
-    assert_int_equal(bs_st_writer_finish(w), BS_OK);
-    assert_int_equal(bs_st_writer_add(w, "f", a[1]), BS_STATE);
-    bs_st_writer_close(w);
-    bs_st_close(st);
+    assert_int_equal(bs_safetensors_writer_add(w, "f", a[1]), BS_OK);
+    assert_int_equal(bs_safetensors_writer_finish(w), BS_OK);
+    assert_int_equal(bs_safetensors_writer_add(w, "f", a[1]), BS_STATE);
+    bs_safetensors_writer_close(w);
+    bs_safetensors_close(st);
     char *one = malloc(4 << 20), *two = malloc(4 << 20);
     size_t n = slurp(whole, one, 4 << 20);
     assert_int_equal(slurp(parts, two, 4 << 20), n);
@@ -184,20 +186,21 @@ static void test_foreign_dtype(void **state)
     char file[8 + sizeof header - 1 + 4] = {(char)(sizeof header - 1)}, buf[256];
     memcpy(file + 8, header, sizeof header - 1);
     memcpy(file + 8 + sizeof header - 1, "\1\2\3\4", 4);
-    bs_st *st;
-    bs_st_writer *w;
-    assert_int_equal(bs_st_open(tmpdir_put("f8", file, sizeof file), &st), BS_OK);
+    bs_safetensors *st;
+    bs_safetensors_writer *w;
+    assert_int_equal(bs_safetensors_open(tmpdir_put("f8", file, sizeof file), &st), BS_OK);
     const char *path = tmpdir_file("f8.copy");
-    assert_int_equal(bs_st_writer_open(path, 1, bs_st_at(st, 0), 0, NULL, NULL, &w), BS_OK);
-    assert_int_equal(bs_st_writer_copy(w, "q", st), BS_OK);
-    assert_int_equal(bs_st_writer_finish(w), BS_OK);
-    bs_st_writer_close(w);
-    bs_st_close(st);
-    assert_int_equal(bs_st_open(path, &st), BS_OK);
-    assert_string_equal(bs_st_find(st, "q")->dtype_name, "F8_E4M3");
+    assert_int_equal(bs_safetensors_writer_open(path, 1, bs_safetensors_at(st, 0), 0, NULL, NULL, &w),
+                     BS_OK);
+    assert_int_equal(bs_safetensors_writer_copy(w, "q", st), BS_OK);
+    assert_int_equal(bs_safetensors_writer_finish(w), BS_OK);
+    bs_safetensors_writer_close(w);
+    bs_safetensors_close(st);
+    assert_int_equal(bs_safetensors_open(path, &st), BS_OK);
+    assert_string_equal(bs_safetensors_find(st, "q")->dtype_name, "F8_E4M3");
     size_t n = slurp(path, buf, sizeof buf);
     assert_memory_equal(buf + n - 4, "\1\2\3\4", 4);
-    bs_st_close(st);
+    bs_safetensors_close(st);
 }
 
 static void test_writer_refuses(void **state)
@@ -205,26 +208,27 @@ static void test_writer_refuses(void **state)
     (void)state;
     const int64_t dim[] = {2, 3};
     bs_array *a = array(BS_DTYPE_F32, 2, dim), *flat = array(BS_DTYPE_F32, 1, dim);
-    bs_st_writer *w;
+    bs_safetensors_writer *w;
     const char *path = tmpdir_put("refuse", "old", 3);
     int entries = tmpdir_entries(tmpdir_path), fds = tmpdir_fds();
-    bs_st_tensor bad[] = {described("x", "F99", 2), described("x", NULL, 2), described("x", "F32", -1),
-                          described("x", "F4", 1), described("x", "F64", INT64_MAX)};
+    bs_safetensors_tensor bad[] = {described("x", "F99", 2), described("x", NULL, 2),
+                                   described("x", "F32", -1), described("x", "F4", 1),
+                                   described("x", "F64", INT64_MAX)};
     for (size_t i = 0; i < BSI_COUNT(bad); i++)
-        assert_int_equal(bs_st_writer_open(path, 1, &bad[i], 0, NULL, NULL, &w), BS_ARG);
-    bs_st_tensor huge[9];
+        assert_int_equal(bs_safetensors_writer_open(path, 1, &bad[i], 0, NULL, NULL, &w), BS_ARG);
+    bs_safetensors_tensor huge[9];
     for (int i = 0; i < 9; i++)
         huge[i] = described(&"123456789"[i], "U8", INT64_MAX / 8);
-    assert_int_equal(bs_st_writer_open(path, 9, huge, 0, NULL, NULL, &w), BS_ARG);
+    assert_int_equal(bs_safetensors_writer_open(path, 9, huge, 0, NULL, NULL, &w), BS_ARG);
     ASSERT_ERROR("overflow");
 
-    bs_st_tensor good = {.name = "x", .dtype_name = "F32", .ndim = 2, .dim = {2, 3}};
-    assert_int_equal(bs_st_writer_open(path, 1, &good, 0, NULL, NULL, &w), BS_OK);
-    assert_int_equal(bs_st_writer_add(w, "y", a), BS_ARG);
-    assert_int_equal(bs_st_writer_add(w, "x", flat), BS_SHAPE);
-    assert_int_equal(bs_st_writer_add(w, "x", a), BS_OK);
-    assert_int_equal(bs_st_writer_add(w, "x", a), BS_STATE);
-    bs_st_writer_close(w); /* not finished: the old file stays */
+    bs_safetensors_tensor good = {.name = "x", .dtype_name = "F32", .ndim = 2, .dim = {2, 3}};
+    assert_int_equal(bs_safetensors_writer_open(path, 1, &good, 0, NULL, NULL, &w), BS_OK);
+    assert_int_equal(bs_safetensors_writer_add(w, "y", a), BS_ARG);
+    assert_int_equal(bs_safetensors_writer_add(w, "x", flat), BS_SHAPE);
+    assert_int_equal(bs_safetensors_writer_add(w, "x", a), BS_OK);
+    assert_int_equal(bs_safetensors_writer_add(w, "x", a), BS_STATE);
+    bs_safetensors_writer_close(w); /* not finished: the old file stays */
     assert_int_equal(tmpdir_entries(tmpdir_path), entries);
     assert_int_equal(tmpdir_fds(), fds);
     char buf[8];
@@ -343,7 +347,7 @@ static void test_disk_full(void **state)
     for (; ret != BS_OK; n += 3) {
         low = (struct rlimit){n, old.rlim_max};
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
-        ret = bs_st_write(path, 1, names, one, 0, NULL, NULL);
+        ret = bs_safetensors_write(path, 1, names, one, 0, NULL, NULL);
         int err = bs_error()->sys;
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         if (ret != BS_OK) {
@@ -355,9 +359,9 @@ static void test_disk_full(void **state)
     assert_true(n > 250);
     assert_int_equal(tmpdir_fds(), fds);
     assert_int_equal(tmpdir_entries(tmpdir_path), entries);
-    bs_st *st;
-    assert_int_equal(bs_st_open(path, &st), BS_OK);
-    bs_st_close(st);
+    bs_safetensors *st;
+    assert_int_equal(bs_safetensors_open(path, &st), BS_OK);
+    bs_safetensors_close(st);
     bs_array_free(a);
     signal(SIGXFSZ, SIG_DFL);
 }

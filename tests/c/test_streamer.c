@@ -129,7 +129,7 @@ static void test_dry(void **state)
             bs_stream_stats_get(r.s, &before);
             OK(run_segment(&r, &fx));
             bs_stream_stats_get(r.s, &after);
-            bs_plan_bytes(r.plan, k > 0, &want);
+            bs_placement_bytes(r.placement, k > 0, &want);
             assert_moved(&before, &after, &want);
             assert_int_equal(after.requests, 0);
         }
@@ -192,7 +192,7 @@ static void test_abort(void **state)
         bs_stream_stats_get(r.s, &before);
         OK(run_segment(&r, &fx));
         bs_stream_stats_get(r.s, &after);
-        bs_plan_bytes(r.plan, true, &want);
+        bs_placement_bytes(r.placement, true, &want);
         assert_moved(&before, &after, &want);
         assert_int_equal(run_wrong(&r, &fx), 0);
         assert_no_violations(r.dev);
@@ -274,21 +274,22 @@ static void test_lost_device(void **state)
     bool done = false;
     for (uint64_t n = 1; !done; n += n < 40 ? 1 : 9) {
         bs_dev_cfg dc = {.threads = 1, .fail_call = n};
-        bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+        bs_placement_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
         run r = {.slot = fx_slot(&fx)};
         bs_status st;
-        OK(bs_plan_new(&pc, &r.plan));
+        OK(bs_placement_new(&pc, &r.placement));
         OK(bs_dev_open("check:cpu", &dc, &r.dev));
         size_t results = r.slot * (size_t)fx.n_visits;
-        bs_engine_cfg ec = {
-            .dev = r.dev, .pool_bytes = results + bs_plan_device_bytes(r.plan), .n_blocks = FX_BLOCKS};
+        bs_engine_cfg ec = {.dev = r.dev,
+                            .pool_bytes = results + bs_placement_device_bytes(r.placement),
+                            .n_blocks = FX_BLOCKS};
         if ((st = bs_engine_open(&ec, &r.e)) == BS_OK) {
             OK(bsi_pool_region(r.e->pool, "results", results, &r.seen));
-            st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .plan = r.plan}, &r.s);
+            st = bs_stream_open(&(bs_stream_cfg){.engine = r.e, .placement = r.placement}, &r.s);
             if (st == BS_OK)
                 st = run_segment(&r, &fx);
             if (st == BS_OK)
-                st = bs_engine_sync(r.e);
+                st = bs_engine_wait_all(r.e);
             if (st != BS_OK && r.s) {
                 bs_status drained = bs_stream_abort(r.s);
                 assert_true(drained == BS_OK || drained == st);
@@ -307,30 +308,31 @@ static void test_lost_device(void **state)
 static void test_no_memory(void **state)
 {
     (void)state;
-    bs_plan *plan;
-    bs_plan_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
-    OK(bs_plan_new(&pc, &plan));
+    bs_placement *placement;
+    bs_placement_cfg pc = {fx.m, mixed, 2, 2, fx.program, fx.n_visits, true};
+    OK(bs_placement_new(&pc, &placement));
     for (uint64_t n = 1;; n++) {
-        bs_plan *p;
+        bs_placement *p;
         bsi_alloc_fail_nth(n);
-        bs_status st = bs_plan_new(&pc, &p);
+        bs_status st = bs_placement_new(&pc, &p);
         bsi_alloc_fail_nth(0);
         if (st == BS_OK) {
-            bs_plan_free(p);
+            bs_placement_free(p);
             break;
         }
         assert_int_equal(st, BS_NOMEM);
     }
     bs_dev *dev;
     OK(bs_dev_open("cpu", NULL, &dev));
-    bs_engine_cfg ec = {.dev = dev, .pool_bytes = bs_plan_device_bytes(plan), .n_blocks = FX_BLOCKS};
+    bs_engine_cfg ec = {
+        .dev = dev, .pool_bytes = bs_placement_device_bytes(placement), .n_blocks = FX_BLOCKS};
     for (uint64_t n = 1;; n++) {
         bs_engine *e = NULL;
         bs_stream *s = NULL;
         bs_visit v;
         bsi_alloc_fail_nth(n);
         bs_status st = bs_engine_open(&ec, &e);
-        bs_stream_cfg sc = {.engine = e, .plan = plan, .io = {.engine = "pool"}};
+        bs_stream_cfg sc = {.engine = e, .placement = placement, .io = {.engine = "pool"}};
         if (st == BS_OK)
             st = bs_stream_open(&sc, &s);
         if (st == BS_OK)
@@ -346,7 +348,7 @@ static void test_no_memory(void **state)
         assert_true(n < 5000);
     }
     bs_dev_close(dev);
-    bs_plan_free(plan);
+    bs_placement_free(placement);
 }
 
 static void test_misuse(void **state)
@@ -357,10 +359,10 @@ static void test_misuse(void **state)
     bs_stream *second;
     run_open(&r, &fx, &(run_cfg){.spec = "cpu", .home = mixed, .dev_slots = 2, .host_slots = 2});
     assert_int_equal(bs_stream_next(r.s, &v), BS_STATE);
-    assert_int_equal(bs_stream_end(r.s), BS_STATE);
+    assert_int_equal(bs_stream_end_visit(r.s), BS_STATE);
     assert_int_equal(bs_stream_push(r.s, &(bs_visit_spec){.block = FX_BLOCKS}, 1, true), BS_ARG);
     ASSERT_ERROR("block 5");
-    bs_stream_cfg sc = {.engine = r.e, .plan = r.plan};
+    bs_stream_cfg sc = {.engine = r.e, .placement = r.placement};
     assert_int_equal(bs_stream_open(&sc, &second), BS_STATE);
     OK(bs_stream_push(r.s, NULL, 0, true));
     run_close(&r);
@@ -403,7 +405,7 @@ static void test_prefetch_across_segments(void **state)
         OK(run_visit(&r, &fx, &v));
     assert_int_equal(bsi_aio_in_flight(r.s->aio), 0); /* never further than what was pushed */
     OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
-    OK(bs_engine_sync(
+    OK(bs_engine_wait_all(
         r.e)); /* staging is free: the next segment's reads begin while its last visit is current */
     OK(bs_stream_pump(r.s));
     assert_int_equal(r.s->begun, fx.n_visits);
@@ -412,7 +414,7 @@ static void test_prefetch_across_segments(void **state)
     assert_true(r.s->next_read > fx.n_visits);
     for (int i = 0; i < fx.n_visits; i++)
         OK(run_visit(&r, &fx, &v));
-    OK(bs_stream_end(r.s));
+    OK(bs_stream_end_visit(r.s));
     assert_int_equal(run_wrong(&r, &fx), 0);
     bs_stream_stats s;
     bs_stream_stats_get(r.s, &s);
@@ -434,7 +436,7 @@ static void test_where(void **state)
     assert_string_equal(bs_stream_where(r.s, 0), "slot");
     for (int i = 1; i < fx.n_visits; i++)
         OK(run_visit(&r, &fx, &v));
-    OK(bs_stream_end(r.s));
+    OK(bs_stream_end_visit(r.s));
     assert_string_equal(bs_stream_where(r.s, 0), "slot");
     assert_string_equal(bs_stream_where(r.s, 1), "gpu");
     assert_string_equal(bs_stream_where(r.s, 3), "disk");
@@ -442,7 +444,7 @@ static void test_where(void **state)
     bs_stream_stats_get(r.s, &s);
     assert_int_equal(s.resident_host, 2);
     assert_int_equal(s.resident_device, 3);
-    assert_int_equal(s.host_bytes, bs_plan_host_bytes(r.plan));
+    assert_int_equal(s.host_bytes, bs_placement_host_bytes(r.placement));
     assert_true(strncmp(s.io, "uring+", 6) == 0 || strncmp(s.io, "pool+", 5) == 0);
     run_close(&r);
 }
@@ -463,7 +465,7 @@ static void test_home(void **state)
     OK(bs_stream_push(r.s, fx.program, fx.n_visits, true));
     for (int i = 0; i < fx.n_visits; i++)
         OK(run_visit(&r, &fx, &v));
-    OK(bs_stream_end(r.s));
+    OK(bs_stream_end_visit(r.s));
     const bs_tensor_info *t = bs_manifest_tensor(fx.m, 1, 1);
     char *got = malloc(t->bytes), *want = malloc(t->bytes);
     OK(bs_stream_home(r.s, 1, 1, &at));

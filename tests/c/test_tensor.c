@@ -360,7 +360,7 @@ static void steady(const char *spec, bool executes)
         if (i % 10 == 0)
             fix_visit(&f, true);
         layer_run(&f, &l, 7, true, off, &n);
-        ok(bs_engine_sync(f.e));
+        ok(bs_engine_wait_all(f.e));
         if (i == 1) {
             peak = fix_arena_peak(&f);
             for (int t = 0; t < BS_TAG_COUNT; t++)

@@ -160,7 +160,7 @@ describe("log lines", function()
       m:finish()
       local device = bs.device.open("cpu", {threads = 1})
       local engine = bs.engine.open {device = device, pool_bytes = 1 << 20, n_blocks = 1}
-      local plan = bs.plan.new {manifest = m, homes = {[0] = "disk"}, dev_slots = 1, host_slots = 1,
+      local placement = bs.placement.new {manifest = m, homes = {[0] = "disk"}, dev_slots = 1, host_slots = 1,
                                 program = {{block = 0}}, cyclic = true}
       local lines, files = {}, {}
       bs.log_to(function(line) lines[#lines + 1] = line end)
@@ -168,10 +168,10 @@ describe("log lines", function()
         local file = io.open "/dev/null"
         files[#files + 1] = file
       until not file
-      local ok = pcall(bs.stream.open, {engine = engine, plan = plan})
+      local ok = pcall(bs.stream.open, {engine = engine, placement = placement})
       print(ok, #lines, lines[1])
       bs.log_to(error)
-      pcall(bs.stream.open, {engine = engine, plan = plan})
+      pcall(bs.stream.open, {engine = engine, placement = placement})
       bs.log_to(nil)]])}, {env = "ulimit -n 64;"})
     assert.same({0, ""}, {code, err})
     assert.matches("pool of threads", out)

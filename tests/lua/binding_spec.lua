@@ -50,7 +50,7 @@ describe("arguments", function()
     assert.error_matches(function() bs.batch.open(bs.array.new("f32", {1}), {}) end,
                          "bs.engine expected, got bs.array")
     assert.error_matches(function() bs.batch.open(nil, {}) end, "bs.engine expected, got n")
-    assert.error_matches(function() e.sync(io.stdout) end, "bs.engine expected, got FILE%*")
+    assert.error_matches(function() e.wait_all(io.stdout) end, "bs.engine expected, got FILE%*")
     assert.error_matches(function() e.close(io.stdout) end, "bs.engine expected, got FILE%*")
     assert.error_matches(function() e.close(7) end, "bs.engine expected, got number")
     assert.equal("protected", getmetatable(e))
@@ -83,31 +83,31 @@ describe("arguments", function()
     local e <close> = open_engine()
     local m, ids = weights()
     local homes = {[0] = "gpu", [1] = "gpu"}
-    local plan = bs.plan.new {manifest = m, homes = homes, dev_slots = 1, program = {{block = ids.a}}}
-    assert.error_matches(function() bs.stream.open {engine = e, plan = plan, io = {dept = 1}} end,
+    local placement = bs.placement.new {manifest = m, homes = homes, dev_slots = 1, program = {{block = ids.a}}}
+    assert.error_matches(function() bs.stream.open {engine = e, placement = placement, io = {dept = 1}} end,
                          "unknown option 'io.dept' %(valid: engine, depth,")
     local batch = bs.batch.open(e, {micros = 1, tokens = 4, rows = 1})
     local function store(key) return function() bs.store.open(e, batch, {key}) end end
-    assert.error_matches(store {name = "x", channels = 1}, "option 'key 0: keep' is missing")
-    assert.error_matches(store {name = "x", channels = 1, keep = "here"},
+    assert.error_matches(store {name = "x", channels = 1}, "option 'key 0: stay' is missing")
+    assert.error_matches(store {name = "x", channels = 1, stay = "here"},
                          "unknown 'here' %(valid: pass, device, host%)")
-    assert.error_matches(store {name = "x", channels = 1, keep = "pass", dtype = "f3"}, "unknown dtype 'f3'")
+    assert.error_matches(store {name = "x", channels = 1, stay = "pass", dtype = "f3"}, "unknown dtype 'f3'")
     assert.error_matches(store(3), "table expected")
   end)
 
-  it("of a plan name the block or the visit", function()
+  it("of a placement name the block or the visit", function()
     local m, ids = weights()
-    local function plan(homes, program)
-      return function() bs.plan.new {manifest = m, homes = homes, dev_slots = 1, program = program} end
+    local function placement(homes, program)
+      return function() bs.placement.new {manifest = m, homes = homes, dev_slots = 1, program = program} end
     end
     local ok = {{block = ids.a}}
-    assert.error_matches(plan({[0] = "gpu"}, ok), "homes%[1%]: string expected, got nil")
-    assert.error_matches(plan({[0] = "gpu", "cloud"}, ok), "homes%[1%]: unknown 'cloud' %(valid: disk, ram, gpu%)")
-    assert.error_matches(plan({[0] = "gpu", "gpu", "gpu"}, ok), "homes%[2%]: not one of the 2 blocks")
+    assert.error_matches(placement({[0] = "gpu"}, ok), "homes%[1%]: string expected, got nil")
+    assert.error_matches(placement({[0] = "gpu", "cloud"}, ok), "homes%[1%]: unknown 'cloud' %(valid: disk, ram, gpu%)")
+    assert.error_matches(placement({[0] = "gpu", "gpu", "gpu"}, ok), "homes%[2%]: not one of the 2 blocks")
     local homes = {[0] = "gpu", "gpu"}
-    assert.error_matches(plan(homes, {{}}), "visit 1: 'block': integer expected, got nil")
-    assert.error_matches(plan(homes, {7}), "visit 1 is not a table")
-    assert.error_matches(plan(homes, {{block = ids.a, kind = 1.5}}), "visit 1: 'kind': integer expected")
+    assert.error_matches(placement(homes, {{}}), "visit 1: 'block': integer expected, got nil")
+    assert.error_matches(placement(homes, {7}), "visit 1 is not a table")
+    assert.error_matches(placement(homes, {{block = ids.a, kind = 1.5}}), "visit 1: 'kind': integer expected")
   end)
 
   it("of a micro-batch have to fit each other", function()

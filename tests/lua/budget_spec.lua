@@ -69,7 +69,7 @@ describe("budgets", function()
     j:step(micro, { lr = 1e-2, next = true })
     local before = j.stream:stats()
     for _ = 1, 3 do j:step(micro, { lr = 1e-2, next = true }) end
-    local after, planned = j.stream:stats(), j.plan:bytes(true)
+    local after, planned = j.stream:stats(), j.placement:bytes(true)
     assert.equal(before.disk_read, after.disk_read)
     assert.equal(3 * planned.link, after.link_bytes - before.link_bytes)
     assert.is_true(j.choice.host > least)
@@ -82,8 +82,8 @@ describe("budgets", function()
     local half <close> = open { ram = least + (most - least) // 2 }
     local n = homes(half)
     assert.is_true(n.ram > 0 and n.disk > 0, ("%d in ram, %d on disk"):format(n.ram, n.disk))
-    local reads = half.plan:bytes(true).disk_read
-    assert.is_true(reads > 0 and reads < streamed.plan:bytes(true).disk_read)
+    local reads = half.placement:bytes(true).disk_read
+    assert.is_true(reads > 0 and reads < streamed.placement:bytes(true).disk_read)
     local micro = { tiny.micro(1, VOCAB, { 9, 11 }, 2) }
     for _ = 1, 2 do half:step(micro, { lr = 1e-2 }) end
     local before = half.stream:stats().disk_read

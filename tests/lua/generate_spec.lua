@@ -208,7 +208,7 @@ describe("a job with a cache", function()
     local j <close> = job.new(settings { home = "disk", dev_slots = 2 })
     local _, _, counts = run(j, prompts_of(vocab, { 5, 2, 3 }), 6)
     assert.equal(7, counts.walks) -- 10 tokens in micro-batches of 8, then 5 more tokens a row
-    local s, cold, warm = j.stream:stats(), j.plan:bytes(false), j.plan:bytes(true)
+    local s, cold, warm = j.stream:stats(), j.placement:bytes(false), j.placement:bytes(true)
     assert.equal(cold.disk_read + 6 * warm.disk_read, s.disk_read - s.disk_reread)
   end)
 

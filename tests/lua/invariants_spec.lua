@@ -97,7 +97,7 @@ describe("the plan", function()
       for key, value in pairs(p) do settings[key] = value end
       local j <close> = open(settings)
       for s = 1, 4 do j:step(micros_of(s), { lr = 1e-2, next = s < 4 }) end
-      local s, cold, warm = j.stream:stats(), j.plan:bytes(false), j.plan:bytes(true)
+      local s, cold, warm = j.stream:stats(), j.placement:bytes(false), j.placement:bytes(true)
       local moved = { disk_payload = s.disk_payload, disk_read = s.disk_read - s.disk_reread,
                       link = s.link_bytes, loads = s.loads, reads = s.reads }
       for edge, bytes in pairs(moved) do assert.equal(cold[edge] + 3 * warm[edge], bytes, edge) end
@@ -179,7 +179,7 @@ describe("the plan", function()
     local last
     for _, vram in ipairs { 620, 700, 800, 2000 } do
       local j <close> = open { vram = vram * 1024 + workspace, ram = 6 * 1024 * 1024, dev_slots = 2, keep = 0 }
-      local link = j.plan:bytes(true).link
+      local link = j.placement:bytes(true).link
       assert.is_true(last == nil or link <= last)
       last = link
     end

@@ -52,9 +52,9 @@ describe("homes on the device", function()
     local j <close> = open(cfg)
     local info = j.model.manifest:block_info(j.model.layers[0].mix.block)
     local all <close> = open { dev_slots = 2, host_slots = 2, home = "ram" }
-    local saved = all.plan:bytes(true).link - j.plan:bytes(true).link
+    local saved = all.placement:bytes(true).link - j.placement:bytes(true).link
     assert.is_true(saved >= 5 * info.payload, ("%d bytes saved, blocks have %d"):format(saved, info.payload))
-    local seconds = j.plan:bytes(true).link / link_bound.link
+    local seconds = j.placement:bytes(true).link / link_bound.link
     assert.is_true(math.abs(j.choice.busy.link - seconds) < 1e-9 * seconds)
   end)
 

@@ -83,7 +83,7 @@ describe("a stack", function()
     for _ = 1, 3 do j:walk({ micro }, "loss", nil, true) end
     local after = j.stream:stats()
     assert.is_true(before.wasted == 0 and after.wasted == 0)
-    assert.equal(3 * j.plan:bytes(true).link, after.link_bytes - before.link_bytes)
+    assert.equal(3 * j.placement:bytes(true).link, after.link_bytes - before.link_bytes)
   end)
 end)
 

@@ -18,7 +18,7 @@ function machine.weights()
   ids.bias = m:tensor(ids.a, "bias", "f32", {4}, f, 48)
   ids.norm = m:tensor(ids.a, "norm", "f32", {3}, f, 64)
   ids.bw = m:tensor(ids.b, "w", "f32", {4, 3}, f, 76)
-  ids.rows = m:rows("embed", "f32", 5, 3, f, 124)
+  ids.rows = m:row_table("embed", "f32", 5, 3, f, 124)
   m:finish()
   return m, ids
 end
@@ -36,20 +36,20 @@ function machine.new()
   local e, device = machine.open_engine()
   local t = {manifest = m, ids = ids, engine = e, device = device}
   t.batch = bs.batch.open(e, {micros = 2, tokens = 8, rows = 4})
-  t.store = bs.store.open(e, t.batch, {{name = "x", channels = 3, keep = "device"},
-                                       {name = "h", channels = 3, keep = "host"}})
+  t.store = bs.store.open(e, t.batch, {{name = "x", channels = 3, stay = "device"},
+                                       {name = "h", channels = 3, stay = "host"}})
   t.params = bs.params.open(e)
   t.a = t.params:add("lora_a", 2, 3)
   t.b = t.params:add("lora_b", 4, 2)
   t.params:seal()
   t.program = {{block = ids.a, kind = 1, layer = 7, stage = 2}, {block = ids.b}}
-  t.plan = bs.plan.new {manifest = m, homes = {[ids.a] = "disk", [ids.b] = "ram"}, dev_slots = 1,
+  t.placement = bs.placement.new {manifest = m, homes = {[ids.a] = "disk", [ids.b] = "ram"}, dev_slots = 1,
                         host_slots = 1, program = t.program, cyclic = true}
-  t.stream = bs.stream.open {engine = e, plan = t.plan, io = {engine = "pool", threads = 1}}
+  t.stream = bs.stream.open {engine = e, placement = t.placement, io = {engine = "pool", threads = 1}}
   t.linear = bs.linear.new(e, {manifest = m, block = ids.a, weight = ids.w, bias = ids.bias,
                                params = t.params, lora_a = t.a, lora_b = t.b, scale = 2, name = "a.w"})
   t.norm = bs.weight.new(e, m, ids.a, ids.norm)
-  t.rows = bs.rows.open(e, {manifest = m, rows = ids.rows, home = "ram", batch = t.batch})
+  t.rows = bs.embedding.open(e, {manifest = m, rows = ids.rows, home = "ram", batch = t.batch})
   e:seal()
   t.params:init_kaiming(t.a, 1)
   return t
@@ -69,9 +69,9 @@ function machine.step(t)
 end
 
 function machine.finish(t)
-  t.stream:finish_visit()
+  t.stream:end_visit()
   t.stream:next()
-  t.stream:finish_visit()
+  t.stream:end_visit()
 end
 
 return machine

@@ -109,7 +109,7 @@ typedef struct run_cfg {
 typedef struct run {
     bs_dev *dev;
     bs_engine *e;
-    bs_plan *plan;
+    bs_placement *placement;
     bs_stream *s;
     bsi_addr seen; /* [segments][visits][slot] */
     size_t slot;
@@ -130,25 +130,25 @@ static inline void run_open(run *r, const fixture *f, const run_cfg *c)
     bs_dev_cfg dc = {
         .threads = 1, .jitter_us = c->jitter_us, .jitter_seed = c->seed, .drop_wait = c->drop};
     OK(bs_dev_open(c->spec, &dc, &r->dev));
-    bs_plan_cfg pc = {.manifest = f->m,
-                      .home = c->home,
-                      .dev_slots = c->dev_slots,
-                      .host_slots = c->host_slots,
-                      .program = f->program,
-                      .n_visits = f->n_visits,
-                      .cyclic = true};
-    OK(bs_plan_new(&pc, &r->plan));
+    bs_placement_cfg pc = {.manifest = f->m,
+                           .home = c->home,
+                           .dev_slots = c->dev_slots,
+                           .host_slots = c->host_slots,
+                           .program = f->program,
+                           .n_visits = f->n_visits,
+                           .cyclic = true};
+    OK(bs_placement_new(&pc, &r->placement));
     r->slot = fx_slot(f);
     size_t results = r->slot * (size_t)f->n_visits * FX_SEGMENTS;
     bs_engine_cfg ec = {.dev = r->dev,
-                        .pool_bytes = results + bs_plan_device_bytes(r->plan),
+                        .pool_bytes = results + bs_placement_device_bytes(r->placement),
                         .n_blocks = bs_manifest_blocks(f->m)};
     OK(bs_engine_open(&ec, &r->e));
     OK(bsi_pool_region(r->e->pool, "results", results, &r->seen));
     bs_engine_stats before, after;
     bs_engine_stats_get(r->e, &before);
     bs_stream_cfg sc = {.engine = r->e,
-                        .plan = r->plan,
+                        .placement = r->placement,
                         .io = {.engine = c->io,
                                .depth = 8,
                                .threads = 2,
@@ -156,14 +156,14 @@ static inline void run_open(run *r, const fixture *f, const run_cfg *c)
                                .no_direct = c->no_direct}};
     OK(bsi_stream_open_fault(&sc, c->fault, &r->s));
     bs_engine_stats_get(r->e, &after);
-    assert_int_equal(after.fixed_bytes - before.fixed_bytes, bs_plan_device_bytes(r->plan));
+    assert_int_equal(after.fixed_bytes - before.fixed_bytes, bs_placement_device_bytes(r->placement));
 }
 
 static inline void run_close(run *r)
 {
     bs_stream_close(r->s);
     bs_engine_close(r->e);
-    bs_plan_free(r->plan);
+    bs_placement_free(r->placement);
     bs_dev_close(r->dev);
 }
 
@@ -197,7 +197,7 @@ static inline bs_status run_segment(run *r, const fixture *f)
         assert_int_equal(v.spec.block, f->program[i].block);
         assert_int_equal(v.spec.kind, f->program[i].kind);
     }
-    return bs_stream_end(r->s);
+    return bs_stream_end_visit(r->s);
 }
 
 /* Number of visits whose bytes differ from the files'. */
@@ -245,17 +245,17 @@ static inline int fx_run(const fixture *f, const run_cfg *c, const char **text)
         bs_stream_stats_get(r.s, &before);
         OK(run_segment(&r, f));
         bs_stream_stats_get(r.s, &after);
-        bs_plan_bytes(r.plan, k > 0, &want);
+        bs_placement_bytes(r.placement, k > 0, &want);
         assert_moved(&before, &after, &want);
         assert_int_equal(after.hits - before.hits, (uint64_t)f->n_visits - want.loads);
     }
     if (!c->drop)
         assert_int_equal(run_wrong(&r, f), 0);
-    OK(bs_engine_sync(r.e));
+    OK(bs_engine_wait_all(r.e));
     bs_stream_stats end;
-    OK(bs_stream_pump(r.s)); /* the buffer of a plan without staging slots is given back here */
+    OK(bs_stream_pump(r.s)); /* the buffer of a placement without staging slots is given back here */
     bs_stream_stats_get(r.s, &end);
-    assert_int_equal(end.host_bytes, bs_plan_host_bytes(r.plan));
+    assert_int_equal(end.host_bytes, bs_placement_host_bytes(r.placement));
     const char *t = "";
     int n = bs_dev_violations(r.dev, &t);
     snprintf(kept, sizeof kept, "%s", t ? t : "");

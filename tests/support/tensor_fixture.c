@@ -42,7 +42,7 @@ void fix_close(fixture *f)
 {
     const char *text = NULL;
     bs_scope_close(f->e);
-    ok(bs_engine_sync(f->e));
+    ok(bs_engine_wait_all(f->e));
     int n = bs_dev_violations(f->dev, &text);
     if (n)
         fail_msg("%d violations:\n%s", n, text);

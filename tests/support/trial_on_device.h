@@ -58,7 +58,7 @@ static bool run_device(const trial *t, const layout *l, unsigned char *image)
     must(bsi_copy(queue, (bsi_addr){mem, 0}, (bsi_addr){host, 0}, l->bytes), t->name);
     must(bsi_launch(queue, &call), t->name);
     must(bsi_copy(queue, (bsi_addr){host, 0}, (bsi_addr){mem, 0}, l->bytes), t->name);
-    must(bsi_queue_sync(queue), t->name);
+    must(bsi_host_wait_queue(queue), t->name);
     memcpy(image, host->host, l->bytes);
     bsi_mem_free(host);
     bsi_mem_free(mem);

@@ -19,8 +19,9 @@ static int setup(void **state)
     OK(bs_manifest_add_file(m, fx_path(0), &file));
     OK(bs_manifest_add_block(m, "norm", "norm", &block));
     OK(bs_manifest_add_tensor(m, block, "w", BS_DTYPE_F32, 1, &n, file, 0, &at));
-    OK(bs_manifest_add_rows(m, "embed", BS_DTYPE_F32, ROWS, COLS, file, AT, &f32_table));
-    OK(bs_manifest_add_rows(m, "embed16", BS_DTYPE_BF16, ROWS, COLS, file, AT + 50000, &bf16_table));
+    OK(bs_manifest_add_row_table(m, "embed", BS_DTYPE_F32, ROWS, COLS, file, AT, &f32_table));
+    OK(bs_manifest_add_row_table(m, "embed16", BS_DTYPE_BF16, ROWS, COLS, file, AT + 50000,
+                                 &bf16_table));
     OK(bs_manifest_finish(m));
     return 0;
 }
@@ -36,7 +37,7 @@ typedef struct box {
     bs_engine *e;
     bs_batch *b;
     bs_store *s;
-    bs_rows *r;
+    bs_embedding *r;
     bsi_addr acc;
     int table;
     int64_t ids[MICROS][CAP];
@@ -46,7 +47,7 @@ typedef struct box {
 static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_home home,
                         const bs_io_cfg *io)
 {
-    const bs_store_key key = {"h.0", COLS, type, BS_KEEP_DEVICE};
+    const bs_store_key key = {"h.0", COLS, type, BS_STAY_DEVICE};
     size_t store, rows, host, acc = ROWS * COLS * sizeof(float);
     memset(x, 0, sizeof *x);
     x->table = table;
@@ -54,7 +55,7 @@ static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_h
     bs_dev_cfg dc = {.threads = 1};
     OK(bs_dev_open(spec, &dc, &x->dev));
     OK(bs_store_bytes(&bc, 1, &key, &store, &host));
-    OK(bs_rows_bytes(m, table, home, &bc, &rows, &host));
+    OK(bs_embedding_bytes(m, table, home, &bc, &rows, &host));
     bs_engine_cfg ec = {
         .dev = x->dev, .pool_bytes = store + rows + bsi_round_up(acc, 256) + 8192, .n_blocks = 1};
     OK(bs_engine_open(&ec, &x->e));
@@ -62,12 +63,12 @@ static void box_open_as(box *x, const char *spec, int table, bs_dtype type, bs_h
     OK(bs_store_open(x->e, x->b, 1, &key, &x->s));
     OK(bsi_pool_region(x->e->pool, "acc", acc, &x->acc));
     bs_engine_stats before, after;
-    bs_rows_stats st;
+    bs_embedding_stats st;
     size_t accounted = bs_host_bytes(BS_TAG_ROWS);
     bs_engine_stats_get(x->e, &before);
-    OK(bs_rows_open(x->e, m, table, home, x->b, io, &x->r));
+    OK(bs_embedding_open(x->e, m, table, home, x->b, io, &x->r));
     bs_engine_stats_get(x->e, &after);
-    bs_rows_stats_get(x->r, &st);
+    bs_embedding_stats_get(x->r, &st);
     assert_int_equal(after.fixed_bytes - before.fixed_bytes, rows);
     assert_int_equal(st.host_bytes, host);
     if (x->e->props.executes)
@@ -81,7 +82,7 @@ static void box_open(box *x, const char *spec, int table, bs_home home, const bs
 
 static void box_close(box *x)
 {
-    bs_rows_close(x->r);
+    bs_embedding_close(x->r);
     bs_store_close(x->s);
     bs_batch_close(x->b);
     bs_engine_close(x->e);
@@ -134,11 +135,11 @@ static void gather_rounds(const char *spec, int table, bs_home home, const bs_io
         for (int t = 0; t < n; t++, seed = seed * 1664525u + 1013904223u)
             ids[t] = t == 0 ? ROWS - 1 : round == 3 ? 7 : (int64_t)(seed >> 8) % ROWS;
         set_ids(&x, micro, n, ids);
-        bs_rows_stats before, after;
-        OK(bs_rows_predict(x.r, micro, &payload, &read));
-        bs_rows_stats_get(x.r, &before);
-        OK(bs_rows_gather(x.r, x.s, 0, micro, round ? 2.5 : 1.0));
-        bs_rows_stats_get(x.r, &after);
+        bs_embedding_stats before, after;
+        OK(bs_embedding_predict(x.r, micro, &payload, &read));
+        bs_embedding_stats_get(x.r, &before);
+        OK(bs_embedding_gather(x.r, x.s, 0, micro, round ? 2.5 : 1.0));
+        bs_embedding_stats_get(x.r, &after);
         assert_int_equal(after.payload - before.payload, payload);
         assert_int_equal(after.read - before.read, read);
         assert_int_equal(payload > 0, home == BS_HOME_DISK);
@@ -178,17 +179,17 @@ static void test_bad_ids(void **state)
     uint64_t payload, read;
     box_open(&x, "cpu", f32_table, BS_HOME_DISK, NULL);
     set_ids(&x, 1, 3, (const int64_t[]){0, ROWS, 2});
-    assert_int_equal(bs_rows_gather(x.r, x.s, 0, 1, 1), BS_ARG);
+    assert_int_equal(bs_embedding_gather(x.r, x.s, 0, 1, 1), BS_ARG);
     ASSERT_ERROR("micro-batch 1, token 1: id 400 is outside the table 'embed' of 400 rows");
-    assert_int_equal(bs_rows_predict(x.r, 1, &payload, &read), BS_ARG);
-    assert_int_equal(bs_rows_gather(x.r, x.s, 0, MICROS, 1), BS_ARG);
-    assert_int_equal(bs_rows_gather(x.r, x.s, 1, 0, 1), BS_ARG);
+    assert_int_equal(bs_embedding_predict(x.r, 1, &payload, &read), BS_ARG);
+    assert_int_equal(bs_embedding_gather(x.r, x.s, 0, MICROS, 1), BS_ARG);
+    assert_int_equal(bs_embedding_gather(x.r, x.s, 1, 0, 1), BS_ARG);
     set_ids(&x, 1, 1, (const int64_t[]){5});
-    OK(bs_rows_gather(x.r, x.s, 0, 1, 1)); /* usable afterwards */
+    OK(bs_embedding_gather(x.r, x.s, 0, 1, 1)); /* usable afterwards */
     assert_gathered(&x, 1, 1);
-    bs_rows *none;
-    assert_int_equal(bs_rows_open(x.e, m, 9, BS_HOME_RAM, x.b, NULL, &none), BS_ARG);
-    assert_int_equal(bs_rows_open(x.e, m, f32_table, BS_HOME_GPU, x.b, NULL, &none), BS_ARG);
+    bs_embedding *none;
+    assert_int_equal(bs_embedding_open(x.e, m, 9, BS_HOME_RAM, x.b, NULL, &none), BS_ARG);
+    assert_int_equal(bs_embedding_open(x.e, m, f32_table, BS_HOME_GPU, x.b, NULL, &none), BS_ARG);
     ASSERT_ERROR("'embed'");
     box_close(&x);
 }
@@ -199,9 +200,9 @@ static void test_changed_file(void **state)
     box x;
     box_open(&x, "cpu", bf16_table, BS_HOME_DISK, NULL);
     set_ids(&x, 0, 1, (const int64_t[]){ROWS - 1});
-    OK(bs_rows_gather(x.r, x.s, 0, 0, 1));
+    OK(bs_embedding_gather(x.r, x.s, 0, 0, 1));
     assert_int_equal(truncate(fx_path(0), 20000), 0);
-    assert_int_equal(bs_rows_gather(x.r, x.s, 0, 0, 1), BS_IO);
+    assert_int_equal(bs_embedding_gather(x.r, x.s, 0, 0, 1), BS_IO);
     ASSERT_ERROR(fx_path(0));
     box_close(&x);
     bs_manifest_free(m);
@@ -225,7 +226,7 @@ static void test_grad(void **state)
     OK(bs_store_get(x.s, 0, 0, &at));
     OK(bsi_engine_write(x.e, bsi_place_addr(&at), dy, sizeof dy));
     for (int step = 0; step < 2; step++)
-        OK(bs_rows_grad(x.r, x.s, 0, 0, 0.5, &acc));
+        OK(bs_embedding_grad(x.r, x.s, 0, 0, 0.5, &acc));
     OK(bsi_engine_read(x.e, x.acc, sizeof got, got));
     for (int64_t row = 0; row < ROWS; row++)
         for (int c = 0; c < COLS; c++) {
@@ -235,7 +236,7 @@ static void test_grad(void **state)
             assert_true(got[row * COLS + c] == want);
         }
     acc.rows = ROWS - 1;
-    assert_int_equal(bs_rows_grad(x.r, x.s, 0, 0, 0.5, &acc), BS_SHAPE);
+    assert_int_equal(bs_embedding_grad(x.r, x.s, 0, 0, 0.5, &acc), BS_SHAPE);
     assert_int_equal(bs_dev_violations(x.dev, NULL), 0);
     box_close(&x);
 }
@@ -251,7 +252,7 @@ static void test_bf16_key(void **state)
         box_open_as(&x, "check:cpu", k ? bf16_table : f32_table, BS_DTYPE_BF16, BS_HOME_RAM, NULL);
         set_ids(&x, 0, 4, ids);
         OK(bs_batch_begin(x.b, 1));
-        OK(bs_rows_gather(x.r, x.s, 0, 0, 0.75));
+        OK(bs_embedding_gather(x.r, x.s, 0, 0, 0.75));
         OK(bs_store_read(x.s, 0, 0, &a));
         const float *got = a->data;
         for (int i = 0; i < 4 * COLS; i++) {
@@ -260,7 +261,7 @@ static void test_bf16_key(void **state)
         }
         bs_array_free(a);
         bs_place acc = bsi_place(x.acc, BS_DTYPE_F32, ROWS, ROWS, COLS);
-        assert_int_equal(bs_rows_grad(x.r, x.s, 0, 0, 1, &acc), BS_UNSUPPORTED);
+        assert_int_equal(bs_embedding_grad(x.r, x.s, 0, 0, 1, &acc), BS_UNSUPPORTED);
         assert_non_null(strstr(bs_error()->msg, "'scatter_rows' takes f32, not bf16"));
         assert_int_equal(bs_dev_violations(x.dev, NULL), 0);
         box_close(&x);
@@ -268,7 +269,7 @@ static void test_bf16_key(void **state)
     box x;
     box_open_as(&x, "cpu", f32_table, BS_DTYPE_F16, BS_HOME_RAM, NULL);
     set_ids(&x, 0, 4, ids);
-    assert_int_equal(bs_rows_gather(x.r, x.s, 0, 0, 1), BS_SHAPE);
+    assert_int_equal(bs_embedding_gather(x.r, x.s, 0, 0, 1), BS_SHAPE);
     assert_non_null(strstr(bs_error()->msg, "gives f32 or bf16, key 'h.0' holds f16"));
     box_close(&x);
 }
@@ -287,12 +288,13 @@ static void test_no_memory(void **state)
     for (int home = BS_HOME_DISK; home <= BS_HOME_RAM; home++) {
         bs_status st = BS_NOMEM;
         for (uint64_t n = 1; st != BS_OK; n++) {
-            bs_rows *r;
+            bs_embedding *r;
             bsi_alloc_fail_nth(n);
-            st = bs_rows_open(e, m, f32_table, (bs_home)home, b, &(bs_io_cfg){.engine = "pool"}, &r);
+            st = bs_embedding_open(e, m, f32_table, (bs_home)home, b, &(bs_io_cfg){.engine = "pool"},
+                                   &r);
             bsi_alloc_fail_nth(0);
             if (st == BS_OK)
-                bs_rows_close(r);
+                bs_embedding_close(r);
             else
                 assert_int_equal(st, BS_NOMEM);
         }

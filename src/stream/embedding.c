@@ -26,10 +26,10 @@ typedef struct sizes {
     size_t staging, scratch; /* one staging buffer; what reads go to */
 } sizes;
 
-struct bs_rows {
+struct bs_embedding {
     bs_engine *e;
     const bs_batch *batch;
-    const bsi_rows_info *info;
+    const bsi_row_table *info;
     const char *name;
     bs_home home;
     bool dry;
@@ -47,7 +47,7 @@ struct bs_rows {
     range *ranges;   /* [tokens] */
     bsi_read *reads;
     int n_reads, cap_reads;
-    bs_rows_stats stats;
+    bs_embedding_stats stats;
 };
 
 /* ---- sizes ---- */
@@ -55,7 +55,7 @@ struct bs_rows {
 static bs_status measure(const bs_manifest *m, int rows, bs_home home, const bs_batch_cfg *b,
                          sizes *out)
 {
-    const bsi_rows_info *t = bsi_manifest_rows(m, rows);
+    const bsi_row_table *t = bsi_manifest_rows(m, rows);
     if (!t)
         return bsi_fail(BS_ARG, "rows: the manifest has no row table %d", rows);
     if (home != BS_HOME_RAM && home != BS_HOME_DISK)
@@ -77,8 +77,8 @@ static bs_status measure(const bs_manifest *m, int rows, bs_home home, const bs_
     return BS_OK;
 }
 
-bs_status bs_rows_bytes(const bs_manifest *m, int rows, bs_home home, const bs_batch_cfg *b,
-                        size_t *device, size_t *host)
+bs_status bs_embedding_bytes(const bs_manifest *m, int rows, bs_home home, const bs_batch_cfg *b,
+                             size_t *device, size_t *host)
 {
     sizes z = {0};
     BSI_TRY(measure(m, rows, home, b, &z));
@@ -89,7 +89,7 @@ bs_status bs_rows_bytes(const bs_manifest *m, int rows, bs_home home, const bs_b
 
 /* ---- reading ---- */
 
-static bs_status add_read(bs_rows *r, uint64_t offset, uint64_t length, uint64_t at)
+static bs_status add_read(bs_embedding *r, uint64_t offset, uint64_t length, uint64_t at)
 {
     for (uint64_t off = 0; off < length; off += r->request_bytes) {
         if (r->n_reads == r->cap_reads) {
@@ -118,7 +118,7 @@ static void keep_error(bs_errinfo *first, bs_status st, const bs_errinfo *e)
 
 /* Submit what add_read collected and wait for all of it, also after a failure: the scratch is in use.
  */
-static bs_status run_reads(bs_rows *r)
+static bs_status run_reads(bs_embedding *r)
 {
     bs_errinfo first = {0};
     for (int i = 0; i < r->n_reads && first.status == BS_OK; i++)
@@ -144,7 +144,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static bs_status check_ids(const bs_rows *r, int micro)
+static bs_status check_ids(const bs_embedding *r, int micro)
 {
     const bsi_micro *b = &r->batch->micro[micro];
     for (int64_t t = 0; t < b->tokens; t++)
@@ -158,7 +158,7 @@ static bs_status check_ids(const bs_rows *r, int micro)
 }
 
 /* Home disk: distinct ids of the micro-batch and the ranges that hold their rows; both ascending. */
-static bs_status find_ranges(bs_rows *r, int micro, int64_t *n_ids, int *n_ranges)
+static bs_status find_ranges(bs_embedding *r, int micro, int64_t *n_ids, int *n_ranges)
 {
     const bsi_micro *b = &r->batch->micro[micro];
     int64_t ids = 0;
@@ -189,7 +189,7 @@ static bs_status find_ranges(bs_rows *r, int micro, int64_t *n_ids, int *n_range
     return BS_OK;
 }
 
-static bs_status check_micro(const bs_rows *r, int micro)
+static bs_status check_micro(const bs_embedding *r, int micro)
 {
     if (micro < 0 || micro >= r->batch->cfg.micros)
         return bsi_fail(BS_ARG, "rows: table '%s': micro-batch %d of %d", r->name, micro,
@@ -197,7 +197,7 @@ static bs_status check_micro(const bs_rows *r, int micro)
     return BS_OK;
 }
 
-bs_status bs_rows_predict(bs_rows *r, int micro, uint64_t *payload, uint64_t *read)
+bs_status bs_embedding_predict(bs_embedding *r, int micro, uint64_t *payload, uint64_t *read)
 {
     int64_t n_ids;
     int n;
@@ -213,7 +213,7 @@ bs_status bs_rows_predict(bs_rows *r, int micro, uint64_t *payload, uint64_t *re
 }
 
 /* Where a row's bytes are in the scratch. */
-static const char *row_at(const bs_rows *r, int64_t id, int n_ranges)
+static const char *row_at(const bs_embedding *r, int64_t id, int n_ranges)
 {
     uint64_t row = r->info->file_offset + (uint64_t)id * r->z.row_bytes;
     if (r->home == BS_HOME_RAM)
@@ -229,7 +229,7 @@ static const char *row_at(const bs_rows *r, int64_t id, int n_ranges)
     return (const char *)r->scratch->host + r->ranges[lo].at + (row - r->ranges[lo].offset);
 }
 
-static bs_status read_rows(bs_rows *r, int64_t n_ids, int n)
+static bs_status read_rows(bs_embedding *r, int64_t n_ids, int n)
 {
     if (r->home == BS_HOME_RAM)
         return BS_OK;
@@ -251,7 +251,7 @@ static bs_status read_rows(bs_rows *r, int64_t n_ids, int n)
 
 /* ---- gather and gradient ---- */
 
-static bs_status check_key(const bs_rows *r, const bs_store *s, int key)
+static bs_status check_key(const bs_embedding *r, const bs_store *s, int key)
 {
     const bs_store_key *k = bsi_store_key(s, key);
     if (!k)
@@ -265,7 +265,7 @@ static bs_status check_key(const bs_rows *r, const bs_store *s, int key)
     return BS_OK;
 }
 
-bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double scale)
+bs_status bs_embedding_gather(bs_embedding *r, bs_store *s, int key, int micro, double scale)
 {
     int64_t n_ids, tokens;
     int n;
@@ -277,7 +277,7 @@ bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double sca
     tokens = r->batch->micro[micro].tokens;
     size_t bytes = (size_t)tokens * r->z.row_bytes;
     bsi_mem *staging = r->staging[r->next];
-    BSI_TRY(bsi_event_sync(r->sent[r->next]));
+    BSI_TRY(bsi_host_wait(r->sent[r->next]));
     for (int64_t t = 0; t < tokens && !r->dry; t++)
         memcpy((char *)staging->host + (uint64_t)t * r->z.row_bytes,
                row_at(r, r->batch->micro[micro].ids[t], n), r->z.row_bytes);
@@ -297,7 +297,8 @@ bs_status bs_rows_gather(bs_rows *r, bs_store *s, int key, int micro, double sca
     return bsi_store_written(s, key, micro, tokens);
 }
 
-bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale, const bs_place *acc)
+bs_status bs_embedding_grad(bs_embedding *r, bs_store *s, int key, int micro, double scale,
+                            const bs_place *acc)
 {
     bs_place dy;
     BSI_TRY(check_micro(r, micro));
@@ -331,7 +332,7 @@ bs_status bs_rows_grad(bs_rows *r, bs_store *s, int key, int micro, double scale
 
 /* ---- open and close ---- */
 
-static bs_status open_file(bs_rows *r, const bs_manifest *m, bool no_direct)
+static bs_status open_file(bs_embedding *r, const bs_manifest *m, bool no_direct)
 {
     r->own.fd = -1;
     r->file = bsi_manifest_file(m, r->info->file);
@@ -343,7 +344,7 @@ static bs_status open_file(bs_rows *r, const bs_manifest *m, bool no_direct)
     return BS_OK;
 }
 
-static bs_status load_table(bs_rows *r)
+static bs_status load_table(bs_embedding *r)
 {
     if (r->dry) {
         r->stats.read += r->z.span;
@@ -357,7 +358,7 @@ static bs_status load_table(bs_rows *r)
     return BS_OK;
 }
 
-static bs_status open_parts(bs_rows *r, const bs_manifest *m, const bs_io_cfg *io)
+static bs_status open_parts(bs_embedding *r, const bs_manifest *m, const bs_io_cfg *io)
 {
     bs_dev *dev = r->e->dev;
     size_t tokens = (size_t)r->batch->cfg.tokens;
@@ -377,19 +378,19 @@ static bs_status open_parts(bs_rows *r, const bs_manifest *m, const bs_io_cfg *i
     return r->home == BS_HOME_RAM ? load_table(r) : BS_OK;
 }
 
-bs_status bs_rows_open(bs_engine *e, const bs_manifest *m, int rows, bs_home home, const bs_batch *b,
-                       const bs_io_cfg *io, bs_rows **out)
+bs_status bs_embedding_open(bs_engine *e, const bs_manifest *m, int rows, bs_home home,
+                            const bs_batch *b, const bs_io_cfg *io, bs_embedding **out)
 {
     static const bs_io_cfg defaults;
     sizes z = {0};
     if (!e || !m || !b)
         return bsi_fail(BS_ARG, "rows: an engine, a manifest and a batch are required");
     BSI_TRY(measure(m, rows, home, &b->cfg, &z));
-    bs_rows *r = bsi_alloc(BS_TAG_HEADER, sizeof *r);
+    bs_embedding *r = bsi_alloc(BS_TAG_HEADER, sizeof *r);
     if (!r)
         return BS_NOMEM;
     io = io ? io : &defaults;
-    *r = (bs_rows){
+    *r = (bs_embedding){
         .e = e, .batch = b, .info = bsi_manifest_rows(m, rows), .home = home, .z = z, .own.fd = -1};
     r->name = r->info->name;
     r->dry = !e->props.executes;
@@ -398,14 +399,14 @@ bs_status bs_rows_open(bs_engine *e, const bs_manifest *m, int rows, bs_home hom
     r->stats.host_bytes = 2 * z.staging + z.scratch;
     bs_status st = open_parts(r, m, io);
     if (st != BS_OK) {
-        bs_rows_close(r);
-        return bsi_wrap(st, "rows");
+        bs_embedding_close(r);
+        return bsi_wrap(st, "embedding");
     }
     *out = r;
     return BS_OK;
 }
 
-void bs_rows_close(bs_rows *r)
+void bs_embedding_close(bs_embedding *r)
 {
     if (!r)
         return;
@@ -423,7 +424,7 @@ void bs_rows_close(bs_rows *r)
     bsi_free(r);
 }
 
-void bs_rows_stats_get(const bs_rows *r, bs_rows_stats *out)
+void bs_embedding_stats_get(const bs_embedding *r, bs_embedding_stats *out)
 {
     *out = r->stats;
 }

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** lplan.c: bs.plan. The plan is data that a script hands down: a home per block and the program of
+** lplacement.c: bs.placement. A placement is data that a script hands down: a home per block and the program of
 ** visits; libbs checks and freezes it. Blocks and visits are counted from 0 as in bs.h.
 */
 #include "lua/bsl.h"
 
 static void close_plan(void *h)
 {
-    bs_plan_free(h);
+    bs_placement_free(h);
 }
 
-const bsl_type bsl_plan_type = {"bs.plan", close_plan, 1, 0};
+const bsl_type bsl_placement_type = {"bs.placement", close_plan, 1, 0};
 
-static bs_plan *check(lua_State *L)
+static bs_placement *check(lua_State *L)
 {
-    return bsl_check(L, 1, &bsl_plan_type);
+    return bsl_check(L, 1, &bsl_placement_type);
 }
 
 static bs_home check_home(lua_State *L, int block)
@@ -53,34 +53,35 @@ static const bs_home *read_homes(lua_State *L, int blocks)
 
 static int l_new(lua_State *L)
 {
-    static const bsl_option spec[] = {{"manifest", BSL_ANY, 0, true},
-                                      {"homes", BSL_ANY, 0, true},
-                                      {"dev_slots", BSL_INT, offsetof(bs_plan_cfg, dev_slots), false},
-                                      {"host_slots", BSL_INT, offsetof(bs_plan_cfg, host_slots), false},
-                                      {"program", BSL_ANY, 0, true},
-                                      {"cyclic", BSL_BOOL, offsetof(bs_plan_cfg, cyclic), false},
-                                      {NULL, BSL_ANY, 0, false}};
-    bs_plan_cfg cfg = {0};
+    static const bsl_option spec[] = {
+        {"manifest", BSL_ANY, 0, true},
+        {"homes", BSL_ANY, 0, true},
+        {"dev_slots", BSL_INT, offsetof(bs_placement_cfg, dev_slots), false},
+        {"host_slots", BSL_INT, offsetof(bs_placement_cfg, host_slots), false},
+        {"program", BSL_ANY, 0, true},
+        {"cyclic", BSL_BOOL, offsetof(bs_placement_cfg, cyclic), false},
+        {NULL, BSL_ANY, 0, false}};
+    bs_placement_cfg cfg = {0};
     bsl_options(L, 1, spec, &cfg);
     cfg.manifest = bsl_optionbox(L, 1, "manifest", &bsl_manifest_type, true);
     int manifest = lua_gettop(L);
     cfg.home = read_homes(L, bs_manifest_blocks(cfg.manifest));
     lua_getfield(L, 1, "program");
     cfg.program = bsl_visits(L, 1, -1, &cfg.n_visits);
-    bsl_box *box = bsl_newbox(L, &bsl_plan_type);
+    bsl_box *box = bsl_newbox(L, &bsl_placement_type);
     bsl_borrow(L, box, 0, manifest);
-    bs_plan *p = NULL;
-    bs_status st = bs_plan_new(&cfg, &p);
+    bs_placement *p = NULL;
+    bs_status st = bs_placement_new(&cfg, &p);
     box->h = p;
-    bsl_try(L, st, "bs.plan.new");
+    bsl_try(L, st, "bs.placement.new");
     return 1;
 }
 
 static int l_bytes(lua_State *L)
 {
     bs_edge_bytes b;
-    const bs_plan *p = check(L);
-    bs_plan_bytes(p, lua_toboolean(L, 2), &b);
+    const bs_placement *p = check(L);
+    bs_placement_bytes(p, lua_toboolean(L, 2), &b);
     lua_createtable(L, 0, 5);
     bsl_setint(L, "disk_payload", (lua_Integer)b.disk_payload);
     bsl_setint(L, "disk_read", (lua_Integer)b.disk_read);
@@ -92,12 +93,12 @@ static int l_bytes(lua_State *L)
 
 static int l_transfers(lua_State *L)
 {
-    const bs_plan *p = check(L);
+    const bs_placement *p = check(L);
     bool warm = lua_toboolean(L, 2);
-    int n = bs_plan_visits(p);
+    int n = bs_placement_visits(p);
     lua_createtable(L, n, 0);
     for (int i = 0; i < n; i++) {
-        const bs_transfer *t = bs_plan_transfer(p, warm, i);
+        const bs_transfer *t = bs_placement_transfer(p, warm, i);
         lua_createtable(L, 0, 6);
         bsl_setint(L, "block", t->block);
         bsl_setint(L, "dev_slot", t->dev_slot);
@@ -112,25 +113,25 @@ static int l_transfers(lua_State *L)
 
 static int l_device_bytes(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_plan_device_bytes(check(L)));
+    lua_pushinteger(L, (lua_Integer)bs_placement_device_bytes(check(L)));
     return 1;
 }
 
 static int l_host_bytes(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_plan_host_bytes(check(L)));
+    lua_pushinteger(L, (lua_Integer)bs_placement_host_bytes(check(L)));
     return 1;
 }
 
 static int l_slot_bytes(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_plan_slot_bytes(check(L)));
+    lua_pushinteger(L, (lua_Integer)bs_placement_slot_bytes(check(L)));
     return 1;
 }
 
 static int l_host_slot_bytes(lua_State *L)
 {
-    lua_pushinteger(L, (lua_Integer)bs_plan_host_slot_bytes(check(L)));
+    lua_pushinteger(L, (lua_Integer)bs_placement_host_slot_bytes(check(L)));
     return 1;
 }
 
@@ -143,9 +144,9 @@ static const luaL_Reg methods[] = {{"bytes", l_bytes},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"new", l_new}, {NULL, NULL}};
 
-void bsl_open_plan(lua_State *L)
+void bsl_open_placement(lua_State *L)
 {
-    bsl_newtype(L, &bsl_plan_type, methods, NULL);
+    bsl_newtype(L, &bsl_placement_type, methods, NULL);
     luaL_newlib(L, functions);
-    lua_setfield(L, -2, "plan");
+    lua_setfield(L, -2, "placement");
 }

@@ -60,10 +60,10 @@ struct bs_store {
 static bs_status place_bytes(const bs_batch_cfg *b, const bs_store_key *k, size_t *out)
 {
     if (!k->name || k->channels < 1 || (unsigned)k->dtype >= BS_DTYPE_COUNT ||
-        (unsigned)k->keep > BS_KEEP_HOST)
-        return bsi_fail(BS_ARG, "store: key '%s' has %lld channels, dtype %d, keep %d",
+        (unsigned)k->stay > BS_STAY_HOST)
+        return bsi_fail(BS_ARG, "store: key '%s' has %lld channels, dtype %d, stay %d",
                         k->name ? k->name : "(none)", (long long)k->channels, (int)k->dtype,
-                        (int)k->keep);
+                        (int)k->stay);
     if (!bsi_mul_size((size_t)b->tokens, (size_t)k->channels, out) ||
         !bsi_mul_size(*out, bs_dtype_size(k->dtype), out) || !bsi_add_size(*out, 255, out))
         return bsi_fail(BS_ARG,
@@ -75,7 +75,7 @@ static bs_status place_bytes(const bs_batch_cfg *b, const bs_store_key *k, size_
 
 static bool same_pair(const bs_store_key *a, const bs_store_key *b)
 {
-    return a->keep != BS_KEEP_DEVICE && b->keep != BS_KEEP_DEVICE && a->channels == b->channels &&
+    return a->stay != BS_STAY_DEVICE && b->stay != BS_STAY_DEVICE && a->channels == b->channels &&
            a->dtype == b->dtype;
 }
 
@@ -101,11 +101,11 @@ bs_status bs_store_bytes(const bs_batch_cfg *b, int n_keys, const bs_store_key *
     *device = *host = 0;
     for (int i = 0; i < n_keys; i++) {
         BSI_TRY(place_bytes(b, &keys[i], &bytes));
-        if (keys[i].keep == BS_KEEP_DEVICE)
+        if (keys[i].stay == BS_STAY_DEVICE)
             BSI_TRY(add_bytes(device, bytes, micros, keys[i].name));
         else if (first_of_pair(keys, i) == i)
             BSI_TRY(add_bytes(device, bytes, 2 * micros, keys[i].name));
-        if (keys[i].keep == BS_KEEP_HOST)
+        if (keys[i].stay == BS_STAY_HOST)
             BSI_TRY(add_bytes(host, bytes, micros, keys[i].name));
     }
     return BS_OK;
@@ -161,14 +161,14 @@ static bs_status open_key(bs_store *s, const bs_store_key *keys, int i)
     if (!(k->name = bsi_strdup(BS_TAG_HEADER, keys[i].name)))
         return BS_NOMEM;
     k->spec.name = k->name;
-    if (k->spec.keep == BS_KEEP_DEVICE)
+    if (k->spec.stay == BS_STAY_DEVICE)
         return open_places(s, k->name, k->bytes, false, &k->own);
     int first = first_of_pair(keys, i);
     if (first == i)
         BSI_TRY(open_group(s, k, &k->group));
     else
         k->group = s->keys[first].group;
-    return k->spec.keep == BS_KEEP_HOST ? open_host(s, k) : BS_OK;
+    return k->spec.stay == BS_STAY_HOST ? open_host(s, k) : BS_OK;
 }
 
 static bs_status open_parts(bs_store *s, int n_keys, const bs_store_key *keys)

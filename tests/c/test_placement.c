@@ -35,18 +35,18 @@ static int teardown(void **state)
 
 static bs_home homes[MANY];
 
-static bs_plan *plan_of(const bs_visit_spec *v, int n, int slots, bool cyclic)
+static bs_placement *plan_of(const bs_visit_spec *v, int n, int slots, bool cyclic)
 {
-    bs_plan *p = NULL;
-    bs_plan_cfg cfg = {many, homes, slots, 2, v, n, cyclic};
-    OK(bs_plan_new(&cfg, &p));
+    bs_placement *p = NULL;
+    bs_placement_cfg cfg = {many, homes, slots, 2, v, n, cyclic};
+    OK(bs_placement_new(&cfg, &p));
     return p;
 }
 
-static uint64_t loads(const bs_plan *p, bool warm)
+static uint64_t loads(const bs_placement *p, bool warm)
 {
     bs_edge_bytes b;
-    bs_plan_bytes(p, warm, &b);
+    bs_placement_bytes(p, warm, &b);
     return b.loads;
 }
 
@@ -62,15 +62,15 @@ static void test_zigzag(void **state)
     /* One slot: both turn-arounds stay. C slots: 2(L - C). */
     const int slots[] = {1, 2, 8, 16, 24};
     for (size_t i = 0; i < BSI_COUNT(slots); i++) {
-        bs_plan *p = plan_of(v, 64, slots[i], true);
+        bs_placement *p = plan_of(v, 64, slots[i], true);
         assert_int_equal(loads(p, true), 2 * (32 - slots[i]));
         assert_int_equal(loads(p, false), 32 + 32 - slots[i]);
-        bs_plan_free(p);
+        bs_placement_free(p);
     }
-    bs_plan *p = plan_of(v, 64, 40, true);
+    bs_placement *p = plan_of(v, 64, 40, true);
     assert_int_equal(loads(p, false), 32);
     assert_int_equal(loads(p, true), 0);
-    bs_plan_free(p);
+    bs_placement_free(p);
 }
 
 static void test_one_direction(void **state)
@@ -82,10 +82,10 @@ static void test_one_direction(void **state)
         v[i].block = i;
     const int slots[] = {2, 8, 16};
     for (size_t i = 0; i < BSI_COUNT(slots); i++) {
-        bs_plan *p = plan_of(v, 32, slots[i], true);
+        bs_placement *p = plan_of(v, 32, slots[i], true);
         /* An optimal cache needs 2(L - C) + 2 over two passes, a recency one 2L. */
         assert_true(loads(p, true) <= (uint64_t)(32 - slots[i] + 2));
-        bs_plan_free(p);
+        bs_placement_free(p);
     }
 }
 
@@ -95,7 +95,7 @@ static uint32_t rnd(uint32_t *s)
     return *s >> 8;
 }
 
-/* Whatever was in the slots before, all warm segments are alike and equal the plan's. */
+/* Whatever was in the slots before, all warm segments are alike and equal the placement's. */
 static void test_settles(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void test_settles(void **state)
             v[i].block = (int)(rnd(&seed) % (unsigned)blocks);
         for (int i = 0; i < 6; i++)
             other[i].block = 9 + (int)(rnd(&seed) % 9);
-        bs_plan *p = plan_of(v, n, slots, true);
+        bs_placement *p = plan_of(v, n, slots, true);
         OK(bsi_policy_open(p, &policy));
         if (round % 2)
             OK(bsi_policy_decide(&policy, other, 6, false, t)); /* an evaluation walk before it */
@@ -120,7 +120,7 @@ static void test_settles(void **state)
             OK(bsi_policy_decide(&policy, v, n, true, t));
             int last = -1;
             for (int i = 0; i < n; i++) {
-                const bs_transfer *w = bs_plan_transfer(p, k > 0, i);
+                const bs_transfer *w = bs_placement_transfer(p, k > 0, i);
                 assert_int_equal(t[i].block, v[i].block);
                 if (k > 0 || round % 2 == 0) {
                     assert_int_equal(t[i].load, w->load);
@@ -134,7 +134,7 @@ static void test_settles(void **state)
             }
         }
         bsi_policy_close(&policy);
-        bs_plan_free(p);
+        bs_placement_free(p);
     }
 }
 
@@ -156,25 +156,25 @@ static void test_sizes(void **state)
         else
             raw = BSI_MAX(raw, bsi_round_up(info->raw_bytes, 4096));
     }
-    bs_plan *p = plan_of(v, MANY, 3, true);
-    assert_int_equal(bs_plan_device_bytes(p), 3 * slot + gpu);
-    assert_int_equal(bs_plan_host_bytes(p), 2 * raw + ram);
-    assert_int_equal(bs_plan_slot_bytes(p), slot);
-    assert_int_equal(bs_plan_host_slot_bytes(p), raw);
-    assert_int_equal(bs_plan_visits(p), MANY);
+    bs_placement *p = plan_of(v, MANY, 3, true);
+    assert_int_equal(bs_placement_device_bytes(p), 3 * slot + gpu);
+    assert_int_equal(bs_placement_host_bytes(p), 2 * raw + ram);
+    assert_int_equal(bs_placement_slot_bytes(p), slot);
+    assert_int_equal(bs_placement_host_slot_bytes(p), raw);
+    assert_int_equal(bs_placement_visits(p), MANY);
     bs_edge_bytes cold, warm;
-    bs_plan_bytes(p, false, &cold);
-    bs_plan_bytes(p, true, &warm);
+    bs_placement_bytes(p, false, &cold);
+    bs_placement_bytes(p, true, &warm);
     assert_int_equal(cold.reads, MANY);        /* everything arrives once */
     assert_true(warm.reads <= (MANY + 2) / 3); /* then only disk homes */
-    assert_null(bs_plan_transfer(p, true, MANY));
-    bs_plan_free(p);
+    assert_null(bs_placement_transfer(p, true, MANY));
+    bs_placement_free(p);
 }
 
-static void refused(bs_plan_cfg cfg, bs_status st, const char *part)
+static void refused(bs_placement_cfg cfg, bs_status st, const char *part)
 {
-    bs_plan *p = NULL;
-    assert_int_equal(bs_plan_new(&cfg, &p), st);
+    bs_placement *p = NULL;
+    assert_int_equal(bs_placement_new(&cfg, &p), st);
     ASSERT_ERROR(part);
     assert_null(p);
 }
@@ -184,7 +184,7 @@ static void test_refused(void **state)
     (void)state;
     memset(homes, 0, sizeof homes);
     bs_visit_spec v[2] = {{.block = 0}, {.block = MANY}};
-    bs_plan_cfg good = {many, homes, 1, 1, v, 1, true}, cfg = good;
+    bs_placement_cfg good = {many, homes, 1, 1, v, 1, true}, cfg = good;
     cfg.n_visits = 2;
     refused(cfg, BS_ARG, "visit 1 is of block 34");
     cfg = good, cfg.dev_slots = 0;
@@ -199,10 +199,10 @@ static void test_refused(void **state)
     refused(good, BS_ARG, "block 'b3' has home 7");
     for (int b = 0; b < MANY; b++)
         homes[b] = BS_HOME_GPU;
-    bs_plan *p;
+    bs_placement *p;
     cfg = good, cfg.dev_slots = 0, cfg.host_slots = 0;
-    OK(bs_plan_new(&cfg, &p)); /* nothing needs a slot */
-    bs_plan_free(p);
+    OK(bs_placement_new(&cfg, &p)); /* nothing needs a slot */
+    bs_placement_free(p);
 }
 
 int main(void)

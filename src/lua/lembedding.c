@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** lrows.c: bs.rows, tables of which single rows are gathered (embeddings). Keys and micro-batches are
+** lembedding.c: bs.embedding, tables of which single rows are gathered (embeddings). Keys and micro-batches are
 ** counted from 0.
 */
 #include "lua/bsl.h"
 
 #include <limits.h>
 
-static void close_rows(void *h)
+static void close_embedding(void *h)
 {
-    bs_rows_close(h);
+    bs_embedding_close(h);
 }
 
-static const bsl_type rows_type = {"bs.rows", close_rows, 3, 0};
+static const bsl_type embedding_type = {"bs.embedding", close_embedding, 3, 0};
 
-static bs_rows *check(lua_State *L)
+static bs_embedding *check(lua_State *L)
 {
-    return bsl_check(L, 1, &rows_type);
+    return bsl_check(L, 1, &embedding_type);
 }
 
 static int l_open(lua_State *L)
@@ -40,18 +40,18 @@ static int l_open(lua_State *L)
     const bs_manifest *m = bsl_optionbox(L, 2, "manifest", &bsl_manifest_type, true);
     const bs_batch *b = bsl_optionbox(L, 2, "batch", &bsl_batch_type, true);
     int batch = lua_gettop(L);
-    bsl_box *box = bsl_newbox(L, &rows_type);
+    bsl_box *box = bsl_newbox(L, &embedding_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, batch - 1);
     bsl_borrow(L, box, 2, batch);
-    bs_rows *r = NULL;
-    bs_status st = bs_rows_open(e, m, a.rows, home, b, &io, &r);
+    bs_embedding *r = NULL;
+    bs_status st = bs_embedding_open(e, m, a.rows, home, b, &io, &r);
     box->h = r;
-    bsl_try(L, st, "bs.rows.open");
+    bsl_try(L, st, "bs.embedding.open");
     return 1;
 }
 
-/* bs.rows.bytes(manifest, rows, home, {micros =, tokens =, rows =}) -> device, host */
+/* bs.embedding.bytes(manifest, rows, home, {micros =, tokens =, rows =}) -> device, host */
 static int l_bytes(lua_State *L)
 {
     bs_batch_cfg batch;
@@ -60,7 +60,7 @@ static int l_bytes(lua_State *L)
     int rows = bsl_checkint(L, 2, 0, INT_MAX);
     bs_home home = (bs_home)luaL_checkoption(L, 3, NULL, bsl_home_words);
     bsl_batchcfg(L, 4, &batch);
-    bsl_try(L, bs_rows_bytes(m, rows, home, &batch, &device, &host), "bs.rows.bytes");
+    bsl_try(L, bs_embedding_bytes(m, rows, home, &batch, &device, &host), "bs.embedding.bytes");
     lua_pushinteger(L, (lua_Integer)device);
     lua_pushinteger(L, (lua_Integer)host);
     return 2;
@@ -69,19 +69,20 @@ static int l_bytes(lua_State *L)
 /* r:gather(store, key, j, scale) */
 static int l_gather(lua_State *L)
 {
-    bs_rows *r = check(L);
+    bs_embedding *r = check(L);
     bs_store *s = bsl_check(L, 2, &bsl_store_type);
     int key = bsl_checkint(L, 3, 0, INT_MAX), micro = bsl_checkint(L, 4, 0, INT_MAX);
     double scale = luaL_optnumber(L, 5, 1.0);
-    bsl_try(L, bs_rows_gather(r, s, key, micro, scale), "bs.rows.gather");
+    bsl_try(L, bs_embedding_gather(r, s, key, micro, scale), "bs.embedding.gather");
     return 0;
 }
 
 static int l_predict(lua_State *L)
 {
-    bs_rows *r = check(L);
+    bs_embedding *r = check(L);
     uint64_t payload = 0, read = 0;
-    bsl_try(L, bs_rows_predict(r, bsl_checkint(L, 2, 0, INT_MAX), &payload, &read), "bs.rows.predict");
+    bsl_try(L, bs_embedding_predict(r, bsl_checkint(L, 2, 0, INT_MAX), &payload, &read),
+            "bs.embedding.predict");
     lua_pushinteger(L, (lua_Integer)payload);
     lua_pushinteger(L, (lua_Integer)read);
     return 2;
@@ -90,7 +91,7 @@ static int l_predict(lua_State *L)
 /* r:grad(store, key, j, scale, params, id) */
 static int l_grad(lua_State *L)
 {
-    bs_rows *r = check(L);
+    bs_embedding *r = check(L);
     bs_store *s = bsl_check(L, 2, &bsl_store_type);
     int key = bsl_checkint(L, 3, 0, INT_MAX), micro = bsl_checkint(L, 4, 0, INT_MAX);
     double scale = luaL_checknumber(L, 5);
@@ -99,15 +100,15 @@ static int l_grad(lua_State *L)
     bs_param_ref ref;
     bs_status st = bs_params_ref(p, id, &ref);
     if (st == BS_OK)
-        st = bs_rows_grad(r, s, key, micro, scale, &ref.grad);
-    bsl_try(L, st, "bs.rows.grad");
+        st = bs_embedding_grad(r, s, key, micro, scale, &ref.grad);
+    bsl_try(L, st, "bs.embedding.grad");
     return 0;
 }
 
 static int l_stats(lua_State *L)
 {
-    bs_rows_stats s;
-    bs_rows_stats_get(check(L), &s);
+    bs_embedding_stats s;
+    bs_embedding_stats_get(check(L), &s);
     lua_createtable(L, 0, 3);
     bsl_setint(L, "payload", (lua_Integer)s.payload);
     bsl_setint(L, "read", (lua_Integer)s.read);
@@ -119,9 +120,9 @@ static const luaL_Reg methods[] = {
     {"gather", l_gather}, {"grad", l_grad}, {"predict", l_predict}, {"stats", l_stats}, {NULL, NULL}};
 static const luaL_Reg functions[] = {{"bytes", l_bytes}, {"open", l_open}, {NULL, NULL}};
 
-void bsl_open_rows(lua_State *L)
+void bsl_open_embedding(lua_State *L)
 {
-    bsl_newtype(L, &rows_type, methods, NULL);
+    bsl_newtype(L, &embedding_type, methods, NULL);
     luaL_newlib(L, functions);
-    lua_setfield(L, -2, "rows");
+    lua_setfield(L, -2, "embedding");
 }

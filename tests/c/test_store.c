@@ -91,11 +91,11 @@ static void assert_holds(box *x, int key, int micro, int value, int64_t rows)
 
 #define KEY(n, k)                                                                                      \
     {                                                                                                  \
-        .name = n, .channels = C, .dtype = BS_DTYPE_F32, .keep = k                                     \
+        .name = n, .channels = C, .dtype = BS_DTYPE_F32, .stay = k                                     \
     }
-static const bs_store_key walk_keys[] = {KEY("h.0", BS_KEEP_HOST), KEY("h.1", BS_KEEP_HOST),
-                                         KEY("h.2", BS_KEEP_HOST), KEY("h.3", BS_KEEP_HOST),
-                                         KEY("h.4", BS_KEEP_PASS), KEY("g", BS_KEEP_DEVICE)};
+static const bs_store_key walk_keys[] = {KEY("h.0", BS_STAY_HOST), KEY("h.1", BS_STAY_HOST),
+                                         KEY("h.2", BS_STAY_HOST), KEY("h.3", BS_STAY_HOST),
+                                         KEY("h.4", BS_STAY_PASS), KEY("g", BS_STAY_DEVICE)};
 
 /* A training step's pattern: layer inputs out in forward, back one visit ahead in backward, three
  * steps. */
@@ -120,7 +120,7 @@ static void walk(const char *spec, unsigned jitter)
                 assert_holds(&x, 5, j, put(&x, 5, j, 30 + j), 30 + j);
             }
         }
-        OK(bs_engine_sync(x.e));
+        OK(bs_engine_wait_all(x.e));
     }
     bs_store_stats st;
     const char *text = "";
@@ -145,9 +145,9 @@ static void test_walk(void **state)
 static void test_places(void **state)
 {
     (void)state;
-    const bs_store_key keys[] = {KEY("p0", BS_KEEP_PASS), KEY("p1", BS_KEEP_PASS),
-                                 KEY("p2", BS_KEEP_PASS), KEY("d", BS_KEEP_DEVICE),
-                                 KEY("h", BS_KEEP_HOST)};
+    const bs_store_key keys[] = {KEY("p0", BS_STAY_PASS), KEY("p1", BS_STAY_PASS),
+                                 KEY("p2", BS_STAY_PASS), KEY("d", BS_STAY_DEVICE),
+                                 KEY("h", BS_STAY_HOST)};
     box x;
     bs_place at, again;
     box_open(&x, "check:cpu", NULL, 0, 5, keys);
@@ -193,7 +193,7 @@ static void test_places(void **state)
 static void test_halves(void **state)
 {
     (void)state;
-    const bs_store_key key = {.name = "b", .channels = C, .dtype = BS_DTYPE_BF16, .keep = BS_KEEP_HOST};
+    const bs_store_key key = {.name = "b", .channels = C, .dtype = BS_DTYPE_BF16, .stay = BS_STAY_HOST};
     uint16_t data[4 * C];
     box x;
     bs_array *a;
@@ -214,7 +214,7 @@ static void test_halves(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    const bs_store_key keys[] = {KEY("p", BS_KEEP_PASS)};
+    const bs_store_key keys[] = {KEY("p", BS_STAY_PASS)};
     box x;
     bs_place at;
     box_open(&x, "cpu", NULL, 0, 1, keys);
@@ -238,8 +238,8 @@ static void test_refused(void **state)
 static int hazards(const char *spec, const char *drop, const char **text)
 {
     static char kept[8192];
-    const bs_store_key keys[] = {KEY("h.0", BS_KEEP_HOST), KEY("h.1", BS_KEEP_HOST),
-                                 KEY("p", BS_KEEP_PASS), KEY("q", BS_KEEP_PASS)};
+    const bs_store_key keys[] = {KEY("h.0", BS_STAY_HOST), KEY("h.1", BS_STAY_HOST),
+                                 KEY("p", BS_STAY_PASS), KEY("q", BS_STAY_PASS)};
     box x;
     bs_place at;
     box_open(&x, spec, drop, 0, 4, keys);
@@ -264,7 +264,7 @@ static int hazards(const char *spec, const char *drop, const char **text)
     put(&x, 3, 0, 9);           /* q -> A */
     OK(bs_store_fetch(x.s, 1)); /* h.1 -> B */
     put(&x, 1, 0, 9);           /* over a fetch that nobody waited for */
-    OK(bs_engine_sync(x.e));
+    OK(bs_engine_wait_all(x.e));
     const char *t = "";
     int n = bs_dev_violations(x.dev, &t);
     snprintf(kept, sizeof kept, "%s", t ? t : "");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** plan.c: homes, slots and the policy. bsi_policy_decide is the only place that says which slot a block
-** goes to; the plan calls it to predict and the streamer calls it when a segment is pushed, so what is
+** placement.c: homes, slots and the policy. bsi_policy_decide is the only place that says which slot a block
+** goes to; the placement calls it to predict and the streamer calls it when a segment is pushed, so what is
 ** predicted is what moves. It looks at the order of visits and at nothing that depends on time.
 **
 ** Policy. The victim is the block whose next use is farthest (Belady 1966), never the one of the visit
@@ -19,10 +19,10 @@
 
 /* ---- policy ---- */
 
-bs_status bsi_policy_open(const bs_plan *plan, bsi_policy *out)
+bs_status bsi_policy_open(const bs_placement *placement, bsi_policy *out)
 {
-    size_t blocks = (size_t)plan->n_blocks, slots = (size_t)plan->dev_slots;
-    *out = (bsi_policy){.plan = plan};
+    size_t blocks = (size_t)placement->n_blocks, slots = (size_t)placement->dev_slots;
+    *out = (bsi_policy){.placement = placement};
     out->in_slot = bsi_alloc(BS_TAG_HEADER, slots * sizeof *out->in_slot);
     out->last_use = bsi_alloc(BS_TAG_HEADER, slots * sizeof *out->last_use);
     out->slot_of = bsi_alloc(BS_TAG_HEADER, blocks * sizeof *out->slot_of);
@@ -46,11 +46,11 @@ void bsi_policy_close(bsi_policy *p)
 
 void bsi_policy_reset(bsi_policy *p, int64_t serial)
 {
-    for (int i = 0; i < p->plan->dev_slots; i++) {
+    for (int i = 0; i < p->placement->dev_slots; i++) {
         p->in_slot[i] = -1;
         p->last_use[i] = -1;
     }
-    for (int b = 0; b < p->plan->n_blocks; b++)
+    for (int b = 0; b < p->placement->n_blocks; b++)
         p->slot_of[b] = -1;
     p->last_slot = -1;
     p->next_host = 0;
@@ -73,11 +73,11 @@ static bool ends_here(const walk *w, int block) /* no more use in this segment, 
 static int choose_slot(const bsi_policy *p, const walk *w)
 {
     int best = -1;
-    for (int i = 0; i < p->plan->dev_slots; i++) {
+    for (int i = 0; i < p->placement->dev_slots; i++) {
         int b = p->in_slot[i];
         if (b < 0)
             return i;
-        if ((i == p->last_slot && p->plan->dev_slots > 1) || ends_here(w, b))
+        if ((i == p->last_slot && p->placement->dev_slots > 1) || ends_here(w, b))
             continue;
         /* Equal distances (never again): by block, so that slot numbers do not matter. */
         if (best < 0 || w->next[b] > w->next[p->in_slot[best]] ||
@@ -87,18 +87,18 @@ static int choose_slot(const bsi_policy *p, const walk *w)
     return best;
 }
 
-static bool needs_staging(const bs_plan *plan, int block)
+static bool needs_staging(const bs_placement *placement, int block)
 {
-    return plan->home[block] != BS_HOME_RAM;
+    return placement->home[block] != BS_HOME_RAM;
 }
 
 static void decide_one(bsi_policy *p, walk *w, int i, int64_t first_serial, bs_transfer *t)
 {
-    const bs_plan *plan = p->plan;
+    const bs_placement *placement = p->placement;
     int b = w->v[i].block;
-    bool home = plan->home[b] != BS_HOME_DISK;
+    bool home = placement->home[b] != BS_HOME_DISK;
     *t = (bs_transfer){.block = b, .dev_slot = -1, .host_slot = -1, .slot_free_after = INT_MIN};
-    if (plan->home[b] == BS_HOME_GPU) {
+    if (placement->home[b] == BS_HOME_GPU) {
         t->load = !p->arrived[b];
     } else if (p->slot_of[b] >= 0) {
         t->dev_slot = p->slot_of[b];
@@ -114,9 +114,9 @@ static void decide_one(bsi_policy *p, walk *w, int i, int64_t first_serial, bs_t
         p->slot_of[b] = s;
     }
     t->read = t->load && !(home && p->arrived[b]);
-    if (t->read && needs_staging(plan, b)) {
+    if (t->read && needs_staging(placement, b)) {
         t->host_slot = p->next_host;
-        p->next_host = (p->next_host + 1) % plan->staging;
+        p->next_host = (p->next_host + 1) % placement->staging;
     }
     if (home)
         p->arrived[b] = true;
@@ -144,23 +144,23 @@ static void start_walk(walk *w, int blocks, bool cyclic)
 static void run_walk(bsi_policy *p, walk *w, bool cyclic, bs_transfer *out)
 {
     int64_t serial = p->serial;
-    start_walk(w, p->plan->n_blocks, cyclic);
+    start_walk(w, p->placement->n_blocks, cyclic);
     for (int i = 0; i < w->n; i++)
         decide_one(p, w, i, serial, &out[i]);
 }
 
 bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool cyclic, bs_transfer *out)
 {
-    const bs_plan *plan = p->plan;
+    const bs_placement *placement = p->placement;
     bsi_policy empty = {0};
     walk w = {.v = v, .n = n};
-    bool *end = bsi_alloc(BS_TAG_HEADER, (size_t)plan->n_blocks * sizeof *end);
+    bool *end = bsi_alloc(BS_TAG_HEADER, (size_t)placement->n_blocks * sizeof *end);
     w.after = bsi_alloc(BS_TAG_HEADER, (size_t)n * sizeof *w.after);
-    w.next = bsi_alloc(BS_TAG_HEADER, (size_t)plan->n_blocks * sizeof *w.next);
+    w.next = bsi_alloc(BS_TAG_HEADER, (size_t)placement->n_blocks * sizeof *w.next);
     bs_status st = end && w.after && w.next ? BS_OK : BS_NOMEM;
-    if (st == BS_OK && cyclic && (st = bsi_policy_open(plan, &empty)) == BS_OK) {
+    if (st == BS_OK && cyclic && (st = bsi_policy_open(placement, &empty)) == BS_OK) {
         run_walk(&empty, &w, true, out);
-        for (int i = 0; i < plan->dev_slots; i++)
+        for (int i = 0; i < placement->dev_slots; i++)
             if (empty.in_slot[i] >= 0)
                 end[empty.in_slot[i]] = true;
         w.end = end;
@@ -174,7 +174,7 @@ bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool c
     return st;
 }
 
-/* ---- plan ---- */
+/* ---- placement ---- */
 
 uint64_t bsi_read_bytes(const bs_manifest *m, int block)
 {
@@ -184,7 +184,7 @@ uint64_t bsi_read_bytes(const bs_manifest *m, int block)
     return sum;
 }
 
-static void count_bytes(const bs_plan *p, const bs_transfer *t, bs_edge_bytes *out)
+static void count_bytes(const bs_placement *p, const bs_transfer *t, bs_edge_bytes *out)
 {
     *out = (bs_edge_bytes){0};
     for (int i = 0; i < p->n_visits; i++) {
@@ -204,12 +204,13 @@ static void count_bytes(const bs_plan *p, const bs_transfer *t, bs_edge_bytes *o
 static bs_status add(uint64_t *sum, uint64_t n, const char *block)
 {
     if (__builtin_add_overflow(*sum, n, sum))
-        return bsi_fail(
-            BS_ARG, "plan: the sizes of the blocks up to '%s' add up to more than 2^64 bytes", block);
+        return bsi_fail(BS_ARG,
+                        "placement: the sizes of the blocks up to '%s' add up to more than 2^64 bytes",
+                        block);
     return BS_OK;
 }
 
-static bs_status size_tiers(bs_plan *p)
+static bs_status size_tiers(bs_placement *p)
 {
     uint64_t gpu = 0, ram = 0;
     bool any_gpu = false;
@@ -231,57 +232,58 @@ static bs_status size_tiers(bs_plan *p)
     if (__builtin_mul_overflow(p->slot_bytes, (uint64_t)p->dev_slots, &p->device_bytes) ||
         __builtin_mul_overflow(p->host_slot_bytes, (uint64_t)p->host_slots, &p->host_bytes))
         return bsi_fail(
-            BS_ARG, "plan: %d device slots of %llu bytes and %d host slots of %llu bytes are too many",
+            BS_ARG,
+            "placement: %d device slots of %llu bytes and %d host slots of %llu bytes are too many",
             p->dev_slots, (unsigned long long)p->slot_bytes, p->host_slots,
             (unsigned long long)p->host_slot_bytes);
     BSI_TRY(add(&p->device_bytes, gpu, "gpu homes"));
     return add(&p->host_bytes, ram, "ram homes");
 }
 
-static bs_status check_slots(const bs_plan_cfg *cfg)
+static bs_status check_slots(const bs_placement_cfg *cfg)
 {
     if (cfg->dev_slots < 0 || cfg->host_slots < 0)
-        return bsi_fail(BS_ARG, "plan: dev_slots %d, host_slots %d; neither can be negative",
+        return bsi_fail(BS_ARG, "placement: dev_slots %d, host_slots %d; neither can be negative",
                         cfg->dev_slots, cfg->host_slots);
     for (int i = 0; i < bs_manifest_blocks(cfg->manifest); i++) {
         const char *name = bs_manifest_block(cfg->manifest, i)->name;
         if (bs_manifest_block(cfg->manifest, i)->n_extents < 1)
-            return bsi_fail(BS_STATE, "plan: block '%s' has no extents; finish the manifest first",
+            return bsi_fail(BS_STATE, "placement: block '%s' has no extents; finish the manifest first",
                             name);
         if ((unsigned)cfg->home[i] > BS_HOME_GPU)
-            return bsi_fail(BS_ARG, "plan: block '%s' has home %d; homes are disk 0, ram 1, gpu 2",
+            return bsi_fail(BS_ARG, "placement: block '%s' has home %d; homes are disk 0, ram 1, gpu 2",
                             name, (int)cfg->home[i]);
         if (cfg->home[i] != BS_HOME_GPU && cfg->dev_slots < 1)
             return bsi_fail(
                 BS_ARG,
-                "plan: block '%s' has its home in %s and needs a device slot, dev_slots is 0; give at "
+                "placement: block '%s' has its home in %s and needs a device slot, dev_slots is 0; give at "
                 "least 1 (2 to overlap loads and compute)",
                 name, cfg->home[i] == BS_HOME_RAM ? "ram" : "disk");
         if (cfg->home[i] == BS_HOME_DISK && cfg->host_slots < 1)
             return bsi_fail(
                 BS_ARG,
-                "plan: block '%s' has its home on disk and needs a staging slot, host_slots is 0; give "
+                "placement: block '%s' has its home on disk and needs a staging slot, host_slots is 0; give "
                 "at least 1 (2 to overlap reads and copies)",
                 name);
     }
     return BS_OK;
 }
 
-static bs_status check_cfg(const bs_plan_cfg *cfg)
+static bs_status check_cfg(const bs_placement_cfg *cfg)
 {
     if (!cfg->manifest || !cfg->home)
-        return bsi_fail(BS_ARG, "plan: a manifest and one home per block are required");
+        return bsi_fail(BS_ARG, "placement: a manifest and one home per block are required");
     if (cfg->n_visits < 0 || (cfg->n_visits > 0 && !cfg->program))
-        return bsi_fail(BS_ARG, "plan: a program of %d visits is not one", cfg->n_visits);
+        return bsi_fail(BS_ARG, "placement: a program of %d visits is not one", cfg->n_visits);
     int blocks = bs_manifest_blocks(cfg->manifest);
     for (int i = 0; i < cfg->n_visits; i++)
         if (cfg->program[i].block < 0 || cfg->program[i].block >= blocks)
-            return bsi_fail(BS_ARG, "plan: visit %d is of block %d, the manifest has blocks 0..%d", i,
-                            cfg->program[i].block, blocks - 1);
+            return bsi_fail(BS_ARG, "placement: visit %d is of block %d, the manifest has blocks 0..%d",
+                            i, cfg->program[i].block, blocks - 1);
     return check_slots(cfg);
 }
 
-static bs_status predict(bs_plan *p, const bs_plan_cfg *cfg)
+static bs_status predict(bs_placement *p, const bs_placement_cfg *cfg)
 {
     bsi_policy policy;
     BSI_TRY(bsi_policy_open(p, &policy));
@@ -295,10 +297,10 @@ static bs_status predict(bs_plan *p, const bs_plan_cfg *cfg)
     return st;
 }
 
-bs_status bs_plan_new(const bs_plan_cfg *cfg, bs_plan **out)
+bs_status bs_placement_new(const bs_placement_cfg *cfg, bs_placement **out)
 {
     BSI_TRY(check_cfg(cfg));
-    bs_plan *p = bsi_alloc(BS_TAG_HEADER, sizeof *p);
+    bs_placement *p = bsi_alloc(BS_TAG_HEADER, sizeof *p);
     if (!p)
         return BS_NOMEM;
     p->manifest = cfg->manifest;
@@ -317,14 +319,14 @@ bs_status bs_plan_new(const bs_plan_cfg *cfg, bs_plan **out)
     if (st == BS_OK)
         st = predict(p, cfg);
     if (st != BS_OK) {
-        bs_plan_free(p);
+        bs_placement_free(p);
         return st;
     }
     *out = p;
     return BS_OK;
 }
 
-void bs_plan_free(bs_plan *p)
+void bs_placement_free(bs_placement *p)
 {
     if (!p)
         return;
@@ -334,37 +336,37 @@ void bs_plan_free(bs_plan *p)
     bsi_free(p);
 }
 
-void bs_plan_bytes(const bs_plan *p, bool warm, bs_edge_bytes *out)
+void bs_placement_bytes(const bs_placement *p, bool warm, bs_edge_bytes *out)
 {
     *out = p->bytes[warm];
 }
 
-int bs_plan_visits(const bs_plan *p)
+int bs_placement_visits(const bs_placement *p)
 {
     return p->n_visits;
 }
 
-const bs_transfer *bs_plan_transfer(const bs_plan *p, bool warm, int visit)
+const bs_transfer *bs_placement_transfer(const bs_placement *p, bool warm, int visit)
 {
     return visit >= 0 && visit < p->n_visits ? &p->transfer[warm][visit] : NULL;
 }
 
-uint64_t bs_plan_device_bytes(const bs_plan *p)
+uint64_t bs_placement_device_bytes(const bs_placement *p)
 {
     return p->device_bytes;
 }
 
-uint64_t bs_plan_host_bytes(const bs_plan *p)
+uint64_t bs_placement_host_bytes(const bs_placement *p)
 {
     return p->host_bytes;
 }
 
-uint64_t bs_plan_slot_bytes(const bs_plan *p)
+uint64_t bs_placement_slot_bytes(const bs_placement *p)
 {
     return p->slot_bytes;
 }
 
-uint64_t bs_plan_host_slot_bytes(const bs_plan *p)
+uint64_t bs_placement_host_slot_bytes(const bs_placement *p)
 {
     return p->host_slot_bytes;
 }
