@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- What a result was measured on, and the rates of its parts, each measured alone.
 local bs = require "bs"
-local measure = require "bs.measure"
+local measure = require "bs.plan.measure"
 
 local M = {}
 

@@ -17,11 +17,11 @@
 package.path = (arg[0]:match("^(.*)/") or ".") .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
-local lora = require "bs.lora"
+local lora = require "bs.model.lora"
 local machine = require "machine"
-local model = require "bs.model"
+local model = require "bs.model.model"
 local nn = require "bs.nn"
-local program = require "bs.program"
+local program = require "bs.instance.program"
 local random_checkpoint = require "random_checkpoint"
 
 local cfg = args.parse(arg, {

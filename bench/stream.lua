@@ -11,13 +11,13 @@
 package.path = (arg[0]:match("^(.*)/") or ".") .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
-local driver = require "bs.driver"
-local family = require "bs.family"
+local driver = require "bs.instance.driver"
+local family = require "bs.model.family"
 local job = require "bs.job"
 local machine = require "machine"
-local memory = require("bs.measure").memory
-local model = require "bs.model"
-local plan = require "bs.plan"
+local memory = require("bs.plan.measure").memory
+local model = require "bs.model.model"
+local plan = require "bs.plan.choose"
 local random_checkpoint = require "random_checkpoint"
 
 local cfg = args.parse(arg, {

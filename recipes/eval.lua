@@ -8,9 +8,9 @@ local bs = require "bs"
 local args = require "bs.args"
 local data = require "bs.data"
 local job = require "bs.job"
-local plan = require "bs.plan"
-local row_formats = require "bs.rows"
-local run = require "bs.run"
+local plan = require "bs.plan.choose"
+local row_formats = require "bs.data.formats"
+local run = require "bs.train.loop"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },

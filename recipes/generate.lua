@@ -9,11 +9,11 @@
 -- Ids that end an answer are those of generation_config.json.
 local bs = require "bs"
 local args = require "bs.args"
-local checkpoint = require "bs.checkpoint"
-local generate = require "bs.generate"
+local checkpoint = require "bs.model.checkpoint"
+local generate = require "bs.decode.generate"
 local job = require "bs.job"
-local plan = require "bs.plan"
-local sample = require "bs.sample"
+local plan = require "bs.plan.choose"
+local sample = require "bs.decode.sample"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },

@@ -6,8 +6,8 @@
 -- Works tensor by tensor: memory holds one weight. The base is not changed.
 local bs = require "bs"
 local args = require "bs.args"
-local merge = require "bs.merge"
-local plan = require "bs.plan"
+local merge = require "bs.model.merge"
+local plan = require "bs.plan.choose"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the base model" },

@@ -13,7 +13,7 @@
 local bs = require "bs"
 local args = require "bs.args"
 local job = require "bs.job"
-local checkpoint = require "bs.checkpoint"
+local checkpoint = require "bs.model.checkpoint"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the checkpoint" },

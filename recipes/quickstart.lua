@@ -15,14 +15,14 @@
 local bs = require "bs"
 local args = require "bs.args"
 local data = require "bs.data"
-local device = require "bs.device"
-local generate = require "bs.generate"
+local device = require "bs.instance.device"
+local generate = require "bs.decode.generate"
 local job = require "bs.job"
-local model = require "bs.model"
-local plan = require "bs.plan"
-local row_formats = require "bs.rows"
-local sample = require "bs.sample"
-local schedule = require "bs.schedule"
+local model = require "bs.model.model"
+local plan = require "bs.plan.choose"
+local row_formats = require "bs.data.formats"
+local sample = require "bs.decode.sample"
+local schedule = require "bs.train.schedule"
 
 local cfg, given = args.parse(arg, {
   device = { "cpu", "cpu or cuda" },

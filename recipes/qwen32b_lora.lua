@@ -4,7 +4,7 @@
 --
 --   bslua recipes/qwen32b_lora.lua data=FILE.jsonl [valid=FILE.jsonl] [model=DIR] [key=value ...]
 --   bslua recipes/qwen32b_lora.lua help
-require "bs.finetune".main(arg, {
+require "bs.cli.finetune".main(arg, {
   file = "recipes/qwen32b_lora.lua",
   model = "Qwen3-VL-32B-Instruct",
   hub = "Qwen/Qwen3-VL-32B-Instruct",

@@ -3,7 +3,7 @@
 --
 --   bslua recipes/qwen8b_lora.lua data=FILE.jsonl [valid=FILE.jsonl] [model=DIR] [key=value ...]
 --   bslua recipes/qwen8b_lora.lua help
-require "bs.finetune".main(arg, {
+require "bs.cli.finetune".main(arg, {
   file = "recipes/qwen8b_lora.lua",
   model = "Qwen3-VL-8B-Instruct",
   hub = "Qwen/Qwen3-VL-8B-Instruct",

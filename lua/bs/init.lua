@@ -3,6 +3,6 @@
 -- else written in Lua is a module of its own under "bs.", loaded by whoever needs it.
 local bs = require "bs.core"
 
-bs.fail = require("bs.args").fail
+bs.fail = require("bs.settings.args").fail
 
 return bs

@@ -200,7 +200,7 @@ static int run_script(lua_State *L, int argc, char **argv, int script)
 static int run_doctor(lua_State *L, int argc, char **argv, int first)
 {
     lua_getglobal(L, "require");
-    lua_pushliteral(L, "bs.doctor");
+    lua_pushliteral(L, "bs.cli.doctor");
     if (host_call(L, 1, 1) != LUA_OK)
         return report(L);
     lua_getfield(L, -1, "main");

@@ -3,10 +3,10 @@
 -- training goes on from it.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local adapter = require "bs.adapter"
+local adapter = require "bs.model.adapter"
 local job = require "bs.job"
-local model = require "bs.model"
-local save = require "bs.save"
+local model = require "bs.model.model"
+local save = require "bs.train.save"
 local tiny = require "tiny"
 
 local out = tiny.folder("adapter")

@@ -2,9 +2,9 @@
 --- trainable="base": weights that are updated in their gpu homes, and the checkpoint that they leave.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local checkpoint = require "bs.checkpoint"
+local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"
-local model = require "bs.model"
+local model = require "bs.model.model"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"

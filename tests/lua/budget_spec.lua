@@ -3,7 +3,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
-local plan = require "bs.plan"
+local plan = require "bs.plan.choose"
 local qwen3 = require "bs.family.qwen3"
 local tiny = require "tiny"
 

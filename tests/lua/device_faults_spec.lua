@@ -5,7 +5,7 @@ package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local broken = require "broken"
 local job = require "bs.job"
-local run = require "bs.run"
+local run = require "bs.train.loop"
 local target = require "target"
 local tiny = require "tiny"
 

@@ -4,10 +4,10 @@
 -- adapters on every linear, which table longrope takes.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local checkpoint = require "bs.checkpoint"
-local family = require "bs.family"
+local checkpoint = require "bs.model.checkpoint"
+local family = require "bs.model.family"
 local job = require "bs.job"
-local model = require "bs.model"
+local model = require "bs.model.model"
 local models = require "family_models"
 local tiny = require "tiny"
 

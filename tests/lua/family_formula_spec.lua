@@ -3,9 +3,9 @@
 -- reference has: biases, windows, part rotations, both regimes of longrope, norms inside attention.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.family"
+local family = require "bs.model.family"
 local job = require "bs.job"
-local model = require "bs.model"
+local model = require "bs.model.model"
 local models = require "family_models"
 local plain = require "plain"
 local tiny = require "tiny"

@@ -3,11 +3,11 @@
 -- choosing follows its definition.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.family"
-local generate = require "bs.generate"
+local family = require "bs.model.family"
+local generate = require "bs.decode.generate"
 local job = require "bs.job"
 local models = require "family_models"
-local sample = require "bs.sample"
+local sample = require "bs.decode.sample"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
 

@@ -3,9 +3,9 @@
 -- base and adapter computed.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local checkpoint = require "bs.checkpoint"
+local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"
-local merge = require "bs.merge"
+local merge = require "bs.model.merge"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -72,7 +72,7 @@ describe("merging", function()
       trained_adapter(base, dir, spec)
       local result = merge.run { model = base, adapter = dir, out = merged, threads = 2 }
       local before, after, changed = tensors_of(base), tensors_of(merged), 0
-      local saved <close> = require("bs.adapter").open(require("bs.model").open(base), dir)
+      local saved <close> = require("bs.model.adapter").open(require("bs.model.model").open(base), dir)
       for _, a in ipairs(saved.list) do
         local key = a.full .. ".weight"
         local first, second = saved:read(a.full)
@@ -171,7 +171,7 @@ describe("merging", function()
     tiny.checkpoint(base, qwen3, tiny.qwen3_config { hidden_size = 64, intermediate_size = 512 }, "bf16")
     trained_adapter(base, dir, { r = 2 })
     bs.write_file(script, ([[
-      local bs, merge = require "bs", require "bs.merge"
+      local bs, merge = require "bs", require "bs.model.merge"
       merge.run { model = "%s", adapter = "%s", out = arg[1], threads = tonumber(arg[2]) }
       print(bs.host_peak("arrays"))]]):format(base, dir))
     local weight, r = 512 * 64 * 2, 2

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Which homes a plan chooses, and the simulation that scores them.
 package.path = "tests/support/?.lua;" .. package.path
-local family = require "bs.family"
+local family = require "bs.model.family"
 local job = require "bs.job"
-local plan = require "bs.plan"
-local sim = require "bs.sim"
+local plan = require "bs.plan.choose"
+local sim = require "bs.plan.sim"
 local tiny = require "tiny"
 
 local hf = tiny.qwen3_config()

@@ -4,7 +4,7 @@ package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local chat = require "bs.chat"
 local data = require "bs.data"
-local rows = require "bs.rows"
+local rows = require "bs.data.formats"
 local tiny = require "tiny"
 
 local SPECIAL = { "<s>", "</s>", "<|im_start|>", "<|im_end|>" }

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Learning rates: warm-up, shapes, ends.
-local schedule = require "bs.schedule"
+local schedule = require "bs.train.schedule"
 
 local function rates(o)
   local f, out = schedule.new(o), {}

@@ -2,10 +2,10 @@
 --- Chooses homes, slots and boundary placement under the budgets. A dry run of the job on `meta` gives
 -- the arena and the fixed regions; candidates are scored by sim.lua; bs.plan validates and counts.
 local bs = require "bs"
-local args = require "bs.args"
-local measure = require "bs.measure"
-local program = require "bs.program"
-local sim = require "bs.sim"
+local args = require "bs.settings.args"
+local measure = require "bs.plan.measure"
+local program = require "bs.instance.program"
+local sim = require "bs.plan.sim"
 
 local plan = {}
 local K = program.kind

@@ -2,7 +2,7 @@
 --- The device of a job: how it is opened, how much of its memory a plan may count on, and what happens when
 -- that memory is gone by the time the plan is built.
 local bs = require "bs"
-local plan = require "bs.plan"
+local plan = require "bs.plan.choose"
 
 local device = {}
 

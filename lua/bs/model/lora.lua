@@ -2,8 +2,8 @@
 --- Which linears get an adapter, and with which rank and scale (PEFT's rules: Hu et al. 2021, rsLoRA:
 -- Kalajdzievski 2023).
 local bs = require "bs"
-local args = require "bs.args"
-local model = require "bs.model"
+local args = require "bs.settings.args"
+local model = require "bs.model.model"
 
 local lora = {}
 

@@ -2,12 +2,12 @@
 --- LoRA finetuning as a program: settings from key=value words, data, job, training loop, report. The recipes
 -- of the models are this with a model and defaults of their own.
 local bs = require "bs"
-local args = require "bs.args"
-local data = require "bs.data"
-local job = require "bs.job"
-local plan = require "bs.plan"
-local row_formats = require "bs.rows"
-local schedule = require "bs.schedule"
+local args = require "bs.settings.args"
+local data = require "bs.data.loader"
+local job = require "bs.train.job"
+local plan = require "bs.plan.choose"
+local row_formats = require "bs.data.formats"
+local schedule = require "bs.train.schedule"
 
 local finetune = {}
 

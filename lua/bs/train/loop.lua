@@ -2,8 +2,8 @@
 --- The training loop: steps over a data set, evaluation, progress lines, the saved adapter. While it runs,
 -- the first SIGINT or SIGTERM ends it at the border of a step; the program ends by that signal.
 local bs = require "bs"
-local plan = require "bs.plan"
-local schedule = require "bs.schedule"
+local plan = require "bs.plan.choose"
+local schedule = require "bs.train.schedule"
 
 local run = {}
 

@@ -3,7 +3,7 @@
 -- each, and hands boundaries from one visit to the next. It issues ops and never sees a slot, an event
 -- or a transfer. Handlers get (job, run, visit): job owns the objects, run is this pass.
 local bs = require "bs"
-local program = require "bs.program"
+local program = require "bs.instance.program"
 
 local driver = {}
 local K, kind_name = program.kind, program.kind_name

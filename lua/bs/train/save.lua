@@ -5,8 +5,8 @@
 -- logits that it gave with the live ones, and others than without an adapter. A failed test ends with exit
 -- status 6. It costs one walk where the job has three micro-batches, three walks at most.
 local bs = require "bs"
-local adapter = require "bs.adapter"
-local checkpoint = require "bs.checkpoint"
+local adapter = require "bs.model.adapter"
+local checkpoint = require "bs.model.checkpoint"
 
 local save = {}
 local NEW <const> = ".new"

@@ -3,8 +3,8 @@
 -- stored dtype; every other tensor and file is copied as it is. Tensor by tensor: memory holds one weight
 -- with its A and B. config.json comes last, so that a folder that has one is complete.
 local bs = require "bs"
-local adapter = require "bs.adapter"
-local model = require "bs.model"
+local adapter = require "bs.model.adapter"
+local model = require "bs.model.model"
 
 local merge = {}
 local INDEX <const> = "model.safetensors.index.json"

@@ -2,9 +2,9 @@
 --- PEFT adapter folders: adapter_config.json and adapter_model.safetensors, read and written by PEFT's
 -- rules. When reading, the tensor keys alone decide what is wrapped; r and alpha come from the config.
 local bs = require "bs"
-local checkpoint = require "bs.checkpoint"
-local lora = require "bs.lora"
-local model = require "bs.model"
+local checkpoint = require "bs.model.checkpoint"
+local lora = require "bs.model.lora"
+local model = require "bs.model.model"
 
 local adapter = {}
 local CONFIG <const>, TENSORS <const> = "adapter_config.json", "adapter_model.safetensors"

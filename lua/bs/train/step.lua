@@ -2,9 +2,9 @@
 --- Passes and steps of a job: forward walks, gradients, the optimizer step as a transaction. The functions
 -- here are methods of the job (see job.lua).
 local bs = require "bs"
-local args = require "bs.args"
-local driver = require "bs.driver"
-local health = require "bs.health"
+local args = require "bs.settings.args"
+local driver = require "bs.instance.driver"
+local health = require "bs.train.diagnose"
 
 local methods = {}
 

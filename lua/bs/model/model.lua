@@ -2,8 +2,8 @@
 --- A checkpoint seen through its family: which tensors form which block, and the weight objects that
 -- stages use. The cut into blocks depends on the model's shapes only, never on a budget.
 local bs = require "bs"
-local checkpoint = require "bs.checkpoint"
-local family = require "bs.family"
+local checkpoint = require "bs.model.checkpoint"
+local family = require "bs.model.family"
 
 local model = {}
 

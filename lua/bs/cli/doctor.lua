@@ -2,8 +2,8 @@
 --- `bslua --doctor [key=value ...]`: what this machine has and how fast its parts are, each measured alone, and for
 -- all that is missing what it costs and what to do about it. Uses nothing that must be there but the CPU device.
 local bs = require "bs"
-local args = require "bs.args"
-local measure = require "bs.measure"
+local args = require "bs.settings.args"
+local measure = require "bs.plan.measure"
 
 local doctor = {}
 
