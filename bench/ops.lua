@@ -20,6 +20,7 @@ local args = require "bs.args"
 local lora = require "bs.model.lora"
 local machine = require "machine"
 local model = require "bs.model.model"
+local weights = require "bs.model.weights"
 local nn = require "bs.nn"
 local program = require "bs.instance.program"
 local random_checkpoint = require "random_checkpoint"
@@ -84,12 +85,13 @@ local function open_rig(device, folder, T)
   rig.head = bs.head.open(e, { batch = rig.batch, channels = c.channels, vocab = c.vocab, tile_rows = m.tile_rows })
   local f, scaling = nn.inv_freq(c.rope, 1)
   rig.rope = bs.rope.new(e, bs.array.new("f32", { #f }, f), scaling, c.rope_style or "half")
-  rig.lora, rig.plain = model.bind(m, e, trainer), model.bind(m, e)
+  rig.lora, rig.plain = weights.bind(m, e, trainer), weights.bind(m, e)
   rig.stream = bs.stream.open { engine = e, placement = rig.placement }
   e:seal()
   for _, a in ipairs(adapters) do
-    rig.params:init_kaiming(a.a, 1)
-    rig.params:init_kaiming(a.b, 2)
+    local id = trainer.adapter[a.full]
+    rig.params:init_kaiming(id.a, 1)
+    rig.params:init_kaiming(id.b, 2)
     rig.trained = (rig.trained or 0) + a.r * (a.inn + a.out)
   end
   rig.stream:push(list, false)
@@ -116,7 +118,7 @@ end
 
 -- The values that ops see inside a layer.
 local function fill(rig)
-  local c, w, store, key = rig.c, rig.plain.layers[0].mix, rig.store, rig.key
+  local c, w, store, key = rig.c, rig.plain.layers[0].trunk, rig.store, rig.key
   local _ <close> = scope_of(rig, false)
   local x = bs.op.from_array(rig.engine, bs.array.new("f32", { rig.T, c.channels }):uniform(1.7, 1, "x"))
   local a = w.self_attn
@@ -138,7 +140,7 @@ end
 -- fn(inputs), flops = {forward, backward}, bytes = the same}; backward is absent where there is none.
 local function ops_of(rig)
   local c, T, w = rig.c, rig.T, rig.w
-  local plain, with = rig.plain.layers[0].mix, rig.lora.layers[0].mix
+  local plain, with = rig.plain.layers[0].trunk, rig.lora.layers[0].trunk
   local Q, KV, C, I, list = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.channels, c.hidden, {}
   local function add(op) list[#list + 1] = op end
   local function linear(name, input, gradient, part, inn, out, lora_too)

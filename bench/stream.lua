@@ -11,14 +11,15 @@
 package.path = (arg[0]:match("^(.*)/") or ".") .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
-local driver = require "bs.instance.driver"
+local budget = require "bs.plan.budget"
 local family = require "bs.model.family"
 local job = require "bs.job"
 local machine = require "machine"
 local memory = require("bs.plan.measure").memory
 local model = require "bs.model.model"
-local plan = require "bs.plan.choose"
+local pass = require "bs.instance.pass"
 local random_checkpoint = require "random_checkpoint"
+local work = require "bs.plan.work"
 
 local cfg = args.parse(arg, {
   shape = { "tiny", "shape of the model", random_checkpoint.names() },
@@ -60,8 +61,8 @@ local function elapsed() return bs.now() - start end
 local function gb(n) return ("%.3f GB"):format(n / 1e9) end
 local function gib(n) return ("%.3f GiB"):format(n / 2 ^ 30) end
 
-local function budget(name)
-  if cfg[name] ~= "all" then return plan.budget(cfg, name) end
+local function given_budget(name)
+  if cfg[name] ~= "all" then return budget.read(cfg, name) end
 end
 
 -- ---- jobs ----------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ local function open_job(folder, c)
     local fam = family.find(random_checkpoint.shapes[cfg.shape])
     o.family = setmetatable({ layer = function(_, _, x) return x end }, { __index = fam })
   end
-  o.vram, o.ram = budget("vram"), c.ram or budget("ram")
+  o.vram, o.ram = given_budget("vram"), c.ram or given_budget("ram")
   if cfg.dev_slots > 0 then o.dev_slots = cfg.dev_slots end
   if cfg.host_slots > 0 then o.host_slots = cfg.host_slots elseif c.home == "ram" then o.host_slots = 1 end
   for key, value in pairs(c.over or {}) do o[key] = value end
@@ -104,15 +105,16 @@ end
 
 -- Wall time of the segments: the visits and ops as the host issues them, without the wait for their end.
 local issue = { seconds = 0, visits = 0 }
-local segment = driver.segment
-function driver.segment(j, run, n)
+local visit_all = pass.visit_all
+function pass.visit_all(inst, list, p)
   local t0 = bs.now()
-  segment(j, run, n)
-  issue.seconds, issue.visits = issue.seconds + bs.now() - t0, issue.visits + n
+  visit_all(inst, list, p)
+  issue.seconds, issue.visits = issue.seconds + bs.now() - t0, issue.visits + #list
 end
 
 local function one_step(j, mode, micros)
-  if mode == "train" then j:step(micros, { next = true, lr = 1e-5 }) else j:walk(micros, "loss", nil, true) end
+  if mode == "train" then j:step(micros, { next = true, lr = 1e-5 }) return end
+  j:walk(micros, { mode = "loss", next = true })
 end
 
 local function median(list)
@@ -123,10 +125,10 @@ end
 
 -- Cumulative counters of a job.
 local function counters(j)
-  local s, b, r = j.stream:stats(), j.store:stats(), j.rows:stats()
+  local s, b, r = j.instance.stream:stats(), j.instance.store:stats(), j.instance.embedding:stats()
   return {
     link = s.link_bytes, disk = s.disk_read, rows = r.read, out = b.out_bytes, back = b.back_bytes,
-    launches = j.engine:stats().launches, issue = issue.seconds, visits = issue.visits,
+    launches = j.instance.engine:stats().launches, issue = issue.seconds, visits = issue.visits,
     stall_disk = s.stall_disk_s, stall_pinned = s.stall_pinned_s, stall_copy = s.stall_copy_s,
     stall_compute = s.stall_compute_s,
   }
@@ -156,11 +158,11 @@ end
 -- overlap, so shares are of the step that was timed; what is left is waiting (for copies, the disk, the host).
 local function shares(j, c)
   local micros, n = batch_of(j, c.tokens, c.micros), 2
-  j.engine:wait()
+  j.instance.engine:wait()
   j.device:profile(true)
   local t0 = bs.now()
   for _ = 1, n do one_step(j, c.mode, micros) end
-  j.engine:wait()
+  j.instance.engine:wait()
   local step = (bs.now() - t0) / n
   local rows, sum = j.device:profile(), { GEMM = 0, attention = 0, elementwise = 0 }
   j.device:profile(false)
@@ -204,9 +206,9 @@ local function resident_steps(folder, cases, found)
       if found[key] or c.mode == "empty" or elapsed() > cfg.limit then return end
       local m = measure(j, c, micros)
       found[key] = m
-      local _, work = plan.work(j, c.mode == "infer" and j.walk_program or j.program,
+      local _, flops = work.flops(j.spec, c.mode == "infer" and j.spec.walk_program or j.spec.program,
         c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * micros)
-      m.flops = work / m.median
+      m.flops = flops / m.median
       if cfg.profile then m.profile = shares(j, c) end
       say("resident %s T=%d x%d: %.2f ms, %.0f tok/s; %.0f launches, issued in %.0f us a visit", c.mode, c.tokens,
         cfg.rows * micros, m.median * 1e3, c.tokens * cfg.rows * micros / m.median, m.per_step.launches,
@@ -216,7 +218,7 @@ local function resident_steps(folder, cases, found)
       once(c, c.micros)
       once(c, 1)
     end
-    say("resident: pool peak %s; %.1f s in all", gib(j.engine:stats().peak_bytes), bs.now() - opened)
+    say("resident: pool peak %s; %.1f s in all", gib(j.instance.engine:stats().peak_bytes), bs.now() - opened)
   end)
   if not ok then say("resident: not measured: %s", (tostring(err):match("^[^\n]*"))) end
 end
@@ -230,17 +232,17 @@ local function host_overhead(folder)
     })
     local micros, times = batch_of(j, cfg.tokens[1], 1), {}
     j:forward_backward(micros, { next = true })
-    local launches = j.engine:stats().launches
+    local launches = j.instance.engine:stats().launches
     for i = 1, 9 do
       local before = issue.seconds
       j:forward_backward(micros, { next = true })
       times[i] = issue.seconds - before
     end
-    launches = (j.engine:stats().launches - launches) / 9
+    launches = (j.instance.engine:stats().launches - launches) / 9
     local t = median(times)
-    say("host alone: %.1f us a visit, %.2f us a launch (%d visits, %.0f launches a step)", t / #j.program * 1e6,
-      t / launches * 1e6, #j.program, launches)
-    return { seconds = t, visits = #j.program, launches = launches, samples = times }
+    say("host alone: %.1f us a visit, %.2f us a launch (%d visits, %.0f launches a step)", t / #j.spec.program * 1e6,
+      t / launches * 1e6, #j.spec.program, launches)
+    return { seconds = t, visits = #j.spec.program, launches = launches, samples = times }
   end)
   if ok then return value end
   say("host alone: not measured: %s", (tostring(value):match("^[^\n]*")))
@@ -294,7 +296,7 @@ end
 local function ram_for(folder, c, blocks)
   local over = { device = "meta", dry = true, home = "disk", host_slots = 1, vram = 1 << 50, ram = 1 << 50 }
   local j <close> = open_job(folder, setmetatable({ over = over }, { __index = c }))
-  return j.choice.host + blocks * j.model.manifest:block_info(j.model.layers[0].mix.block).raw_bytes
+  return j.plan.host + blocks * j.model.manifest:block_info(j.model.layers[0].trunk.block).raw_bytes
 end
 
 local function run_case(folder, c, rates, resident_of)
@@ -306,7 +308,7 @@ local function run_case(folder, c, rates, resident_of)
   local j <close> = open_job(folder, c)
   local opened = bs.now() - t0
   local r = measure(j, c)
-  local planned, e = j.placement:bytes(true), j.engine:stats()
+  local planned, e = j.instance.placement:bytes(true), j.instance.engine:stats()
   r.opened, r.home, r.mode, r.row_tokens, r.micros, r.rows = opened, c.home, c.mode, c.tokens, c.micros, cfg.rows
   r.tokens, r.planned = c.tokens * cfg.rows * c.micros, planned
   r.resident, r.resident_micro = resident, one.median
@@ -316,8 +318,8 @@ local function run_case(folder, c, rates, resident_of)
   if resident and rates.h2d and r.per_step.link > 0 then
     r.overlap = 1 - (r.median - resident) / (r.per_step.link / rates.h2d)
   end
-  r.peak, r.planned_peak, r.io = e.peak_bytes, j.choice.peak, j.stream:stats().io
-  r.plan, r.simulated, r.simulated_busy = plan.describe(j, j.choice), j.choice.seconds, j.choice.busy
+  r.peak, r.planned_peak, r.io = e.peak_bytes, j.plan.peak, j.instance.stream:stats().io
+  r.plan, r.simulated, r.simulated_busy = j:describe(), j.plan.seconds, j.plan.busy
   r.ram, r.gpu, r.gpu_memory = j.cfg.ram, bs.gpu.status(), memory(e.pool_bytes)
   if cfg.profile then r.profile = shares(j, c) end
   report(c, r)
@@ -330,9 +332,9 @@ local function all_cases()
   local list, homes = {}, { ram = true, disk = true, auto = true, gpu = true }
   local modes = { train = true, infer = true, empty = true }
   for _, home in ipairs(cfg.home) do
-    if not homes[home] then args.fail(2, "home=%s: ram, disk, auto or gpu is expected", home) end
+    if not homes[home] then bs.fail("usage", "home=%s: ram, disk, auto or gpu is expected", home) end
     for _, mode in ipairs(cfg.mode) do
-      if not modes[mode] then args.fail(2, "mode=%s: train, infer or empty is expected", mode) end
+      if not modes[mode] then bs.fail("usage", "mode=%s: train, infer or empty is expected", mode) end
       for _, tokens in ipairs(cfg.tokens) do
         for _, micros in ipairs(cfg.micros) do
           list[#list + 1] = { home = home, mode = mode, tokens = tokens, micros = micros }

@@ -189,10 +189,10 @@ local function main()
   bs.write_file(tmp .. "/rate.py", script)
   folders = #folders > 0 and folders or published()
   if #folders == 0 then
-    bs.fail(2, "no tokenizer folder given, and none under %s/tokenizers", shared)
+    bs.fail("usage", "no tokenizer folder given, and none under %s/tokenizers", shared)
   end
   local bad = report(folders, texts)
-  if bad > 0 then bs.fail(1, "%d texts have other ids than the Python package gives", bad) end
+  if bad > 0 then bs.fail("error", "%d texts have other ids than the Python package gives", bad) end
 end
 
 math.randomseed(1)

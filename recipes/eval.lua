@@ -8,9 +8,9 @@ local bs = require "bs"
 local args = require "bs.args"
 local data = require "bs.data"
 local job = require "bs.job"
-local plan = require "bs.plan.choose"
-local row_formats = require "bs.data.formats"
-local run = require "bs.train.loop"
+local budget = require "bs.plan.budget"
+local formats = require "bs.data.formats"
+local loop = require "bs.train.loop"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },
@@ -27,8 +27,8 @@ local cfg = args.parse(arg, {
   max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 }, "Loss and perplexity of a file.\n")
-if cfg.model == "" or cfg.data == "" then bs.fail(2, "model=DIR and data=FILE.jsonl are required (try: help)") end
-if not bs.is_file(cfg.data) then bs.fail(1, "data=%s: there is no such file", cfg.data) end
+if cfg.model == "" or cfg.data == "" then bs.fail("usage", "model=DIR and data=FILE.jsonl are required (try: help)") end
+if not bs.is_file(cfg.data) then bs.fail("error", "data=%s: there is no such file", cfg.data) end
 
 local function say(fmt, ...)
   io.stdout:write(fmt:format(...), "\n")
@@ -39,16 +39,16 @@ local j <close> = job.new {
   model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
   dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
   micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
-  vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"),
+  vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"),
 }
-say("plan: %s", plan.describe(j, j.choice))
-local rows, message, code = data.open(cfg.data, {
-  decode = bs.json.decode, vocab = j.model.config.vocab, text = row_formats.text(cfg.model, j.model.family.chat),
+say("plan: %s", j:describe())
+local rows, message, why = data.open(cfg.data, {
+  vocab = j.model.config.vocab, text = formats.text(cfg.model, j.model.family.chat),
   micro_tokens = cfg.micro_tokens, step_tokens = cfg.pass_tokens, micros = j.cfg.micros, rows = j.cfg.rows,
   max_refused = cfg.max_refused, on_long = cfg.on_long,
 })
-if not rows then bs.fail(code, "%s", message) end
+if not rows then bs.fail(why, "%s", message) end
 say("%s: %s", cfg.data, rows:describe())
 local start = bs.now()
-local loss = run.evaluate(j, rows)
+local loss = loop.evaluate(j, rows)
 say("loss %.4f, perplexity %.2f, in %.1f s", loss, math.exp(loss), bs.now() - start)

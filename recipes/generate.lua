@@ -12,7 +12,7 @@ local args = require "bs.args"
 local checkpoint = require "bs.model.checkpoint"
 local generate = require "bs.decode.generate"
 local job = require "bs.job"
-local plan = require "bs.plan.choose"
+local budget = require "bs.plan.budget"
 local sample = require "bs.decode.sample"
 
 local cfg = args.parse(arg, {
@@ -42,7 +42,7 @@ local function note(fmt, ...) io.stderr:write(fmt:format(...), "\n") end
 
 local function open_tokenizer()
   local t, message = bs.tokenizer.open(cfg.model)
-  if not t then bs.fail(1, "%s; without a tokenizer give ids=", message) end
+  if not t then bs.fail("error", "%s; without a tokenizer give ids=", message) end
   return t
 end
 
@@ -59,13 +59,13 @@ local function read_prompts(path)
         local ok, row = pcall(bs.json.decode, line)
         text = ok and type(row) == "table" and row.prompt
         if type(text) ~= "string" then
-          bs.fail(1, "%s:%d: a JSON object with a text 'prompt' is expected", path, number)
+          bs.fail("error", "%s:%d: a JSON object with a text 'prompt' is expected", path, number)
         end
       end
       list[#list + 1] = text
     end
   end
-  if #list == 0 then bs.fail(1, "prompts=%s holds no prompt", path) end
+  if #list == 0 then bs.fail("error", "prompts=%s holds no prompt", path) end
   return list
 end
 
@@ -73,7 +73,7 @@ local function read_ids(text)
   local list = {}
   for word in text:gmatch("[^,%s]+") do
     local id = math.tointeger(tonumber(word))
-    if not id or id < 0 then bs.fail(2, "ids=%s: '%s' is no token id", text, word) end
+    if not id or id < 0 then bs.fail("usage", "ids=%s: '%s' is no token id", text, word) end
     list[#list + 1] = id
   end
   return list
@@ -82,12 +82,12 @@ end
 -- Texts (or nil), lists of ids, tokenizer (or nil).
 local function prompts()
   local given = (cfg.prompt ~= "" and 1 or 0) + (cfg.prompts ~= "" and 1 or 0) + (cfg.ids ~= "" and 1 or 0)
-  if given ~= 1 then bs.fail(2, "one of prompt=, prompts= and ids= is expected (try: help)") end
+  if given ~= 1 then bs.fail("usage", "one of prompt=, prompts= and ids= is expected (try: help)") end
   if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) } end
   local texts, ids, t = cfg.prompt ~= "" and { cfg.prompt } or read_prompts(cfg.prompts), {}, open_tokenizer()
   for i, text in ipairs(texts) do
     ids[i] = t:encode(text, { special = true })
-    if #ids[i] == 0 then bs.fail(1, "prompt %d has no token", i) end
+    if #ids[i] == 0 then bs.fail("error", "prompt %d has no token", i) end
   end
   return texts, ids, t
 end
@@ -128,7 +128,7 @@ end
 
 -- ---- run ---------------------------------------------------------------------------------------------
 
-if cfg.model == "" then bs.fail(2, "model=DIR is required (try: help)") end
+if cfg.model == "" then bs.fail("usage", "model=DIR is required (try: help)") end
 local texts, ids, tokenizer = prompts()
 local total = 0
 for _, list in ipairs(ids) do total = total + #list end
@@ -137,18 +137,18 @@ local j <close> = job.new {
   model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
   dtype = cfg.dtype, home = cfg.home, threads = cfg.threads, micro_tokens = micro_tokens,
   micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
-  vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"), seed = cfg.seed,
+  vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed,
   cache = { rows = #ids, tokens = generate.capacity(ids, cfg.max_new) },
 }
 for i, list in ipairs(ids) do
   for _, id in ipairs(list) do
     local vocab = j.model.config.vocab
-    if id >= vocab then bs.fail(1, "prompt %d has id %d; the model has ids 0..%d", i, id, vocab - 1) end
+    if id >= vocab then bs.fail("error", "prompt %d has id %d; the model has ids 0..%d", i, id, vocab - 1) end
   end
 end
-note("plan: %s", plan.describe(j, j.choice))
+note("plan: %s", j:describe())
 local start = bs.now()
-local results, counts = generate.run(j, ids, {
+local results, counts = j:generate(ids, {
   max_new = cfg.max_new, stops = stops(), on_token = #ids == 1 and stream_text(tokenizer) or nil,
   choose = sample.new {
     temperature = cfg.temperature, top_k = cfg.top_k, top_p = cfg.top_p, min_p = cfg.min_p, seed = cfg.seed,

@@ -7,7 +7,7 @@
 local bs = require "bs"
 local args = require "bs.args"
 local merge = require "bs.model.merge"
-local plan = require "bs.plan.choose"
+local budget = require "bs.plan.budget"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the base model" },
@@ -17,7 +17,7 @@ local cfg = args.parse(arg, {
   threads = { 0, "threads of the arithmetic; 0: all cores" },
 })
 for _, name in ipairs { "model", "adapter", "out" } do
-  if cfg[name] == "" then bs.fail(2, "%s=DIR is required (try: help)", name) end
+  if cfg[name] == "" then bs.fail("usage", "%s=DIR is required (try: help)", name) end
 end
 
 local function say(fmt, ...)
@@ -30,5 +30,5 @@ local r = merge.run {
 }
 if #r.left > 0 then say("not copied: %s", table.concat(r.left, ", ")) end
 local _, peak = bs.rss()
-say("%s: %d tensors merged, %s in %.1f s (%.0f MB/s); peak resident set %s", cfg.out, r.tensors, plan.mib(r.bytes),
-  r.seconds, r.bytes / 1e6 / r.seconds, plan.mib(peak))
+say("%s: %d tensors merged, %s in %.1f s (%.0f MB/s); peak resident set %s", cfg.out, r.tensors, budget.mib(r.bytes),
+  r.seconds, r.bytes / 1e6 / r.seconds, budget.mib(peak))

@@ -32,10 +32,10 @@ local GRAD_FLOOR, TIE = 1e-6, 1e-4
 local bound -- F32, or those of bf16, where a missing one means that the check is only reported
 
 if cfg.model == "" or cfg.reference == "" then
-  bs.fail(2, "model=DIR and reference=FILE are required")
+  bs.fail("usage", "model=DIR and reference=FILE are required")
 end
 local ref, message = bs.safetensors.open(cfg.reference)
-if not ref then bs.fail(1, "%s", message) end
+if not ref then bs.fail("error", "%s", message) end
 
 local function finite(v) return v == v and v ~= math.huge end
 
@@ -71,11 +71,11 @@ local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
 
 -- A tensor whose first dimensions are those of input_ids.
 local function read_like(name, rows, width, n_dims)
-  if not has(name) then bs.fail(1, "%s: tensor '%s' is missing; it is no reference file", cfg.reference, name) end
+  if not has(name) then bs.fail("error", "%s: tensor '%s' is missing; it is no reference file", cfg.reference, name) end
   local a = ref:read(name)
   local d = a:dims()
   if #d ~= n_dims or rows and (d[1] ~= rows or d[2] ~= width) then
-    bs.fail(1, "%s: tensor '%s' is %s; [%s, %s%s] is expected", cfg.reference, name, shape(d), rows or "rows",
+    bs.fail("error", "%s: tensor '%s' is %s; [%s, %s%s] is expected", cfg.reference, name, shape(d), rows or "rows",
       width or "T", n_dims == 3 and ", C" or "")
   end
   return a
@@ -93,10 +93,10 @@ local function read_rows()
     while n < width and m[r * width + n + 1] == 1 do n = n + 1 end
     for t = n + 1, width do
       if m[r * width + t] ~= 0 then
-        bs.fail(1, "attention_mask row %d is not a prefix of ones followed by zeros", r + 1)
+        bs.fail("error", "attention_mask row %d is not a prefix of ones followed by zeros", r + 1)
       end
     end
-    if n == 0 then bs.fail(1, "attention_mask row %d masks every token", r + 1) end
+    if n == 0 then bs.fail("error", "attention_mask row %d masks every token", r + 1) end
     out.row_len[r + 1] = n
     for t = 1, n do
       out.ids[#out.ids + 1] = i[r * width + t]
@@ -126,14 +126,14 @@ local function scalar(v) return bs.array.new("f32", { 1 }, { v }) end
 
 local function reference_json(why)
   local path = cfg.reference:gsub("[^/]*$", "") .. "reference.json"
-  if not bs.is_file(path) then bs.fail(2, "%s, so %s is needed", why, path) end
+  if not bs.is_file(path) then bs.fail("usage", "%s, so %s is needed", why, path) end
   return checkpoint.read_json(path), path
 end
 
 local function bf16_bounds()
   local own, path = reference_json "dtype=bf16 is held against the reference's own bf16 run"
   local err = own.bf16_logits_rel_err
-  if type(err) ~= "number" then bs.fail(2, "%s: the number 'bf16_logits_rel_err' is needed for bf16", path) end
+  if type(err) ~= "number" then bs.fail("usage", "%s: the number 'bf16_logits_rel_err' is needed for bf16", path) end
   return { hidden = 1.5 * err, loss = 1.5 * err, own_loss = own.bf16_loss_abs_err }
 end
 
@@ -166,7 +166,7 @@ local function greedy(j)
   for t = 1, rows.row_len[1] do ids[t] = rows.ids[t] end
   local wrong, ties = 0, 0
   for i, token in ipairs(want) do
-    local logits = j:walk({ { row_len = { #ids }, ids = ids } }, "logits")[1]
+    local logits = j:walk({ { row_len = { #ids }, ids = ids } }, { mode = "logits" })[1]
     local best, gap = logits:slice_rows(#ids, #ids):argmax_rows()
     if best[1] - 1 ~= token then
       if gap[1] <= TIE then ties = ties + 1 else wrong = wrong + 1 end
@@ -183,11 +183,11 @@ local function base_run()
   local function observe(_, i, _, array)
     if has("hidden." .. i) then compare("hidden." .. i, array, unmasked("hidden." .. i), bound.hidden) end
   end
-  local logits = j:walk({ rows }, "logits", observe)[1]
+  local logits = j:walk({ rows }, { mode = "logits", observe = observe })[1]
   if has "logits" then compare("logits", logits, unmasked "logits", bound.hidden) end
-  if has "loss" then compare_loss("loss", (j:walk({ rows }, "loss"))) end
+  if has "loss" then compare_loss("loss", (j:walk({ rows }, { mode = "loss" }))) end
   if GREEDY > 0 then greedy(j) end
-  stats.base = j.stream:stats()
+  stats.base = j.instance.stream:stats()
 end
 
 local function check_gradients(j, prefix)
@@ -220,7 +220,7 @@ local function optimizer_numbers()
   local numbers = type(betas) == "table" and { o.lr, betas[1], betas[2], o.eps, o.weight_decay } or {}
   for i = 1, 5 do
     if type(numbers[i]) ~= "number" then
-      bs.fail(2, "%s: 'optimizer' must hold the numbers lr, betas (two), eps and weight_decay", path)
+      bs.fail("usage", "%s: 'optimizer' must hold the numbers lr, betas (two), eps and weight_decay", path)
     end
   end
   return o
@@ -231,12 +231,12 @@ local function adapter_run()
   local o = optimizer_numbers()
   local dir = cfg.adapter ~= "" and cfg.adapter or cfg.model:gsub("/+$", "") .. "/adapter"
   if not bs.is_file(dir .. "/adapter_config.json") then
-    bs.fail(2, "the reference holds lora.* or train.*, so an adapter is needed; there is none in %s "
+    bs.fail("usage", "the reference holds lora.* or train.*, so an adapter is needed; there is none in %s "
       .. "(adapter=DIR)", dir)
   end
   local j <close> = open { adapter = dir }
   if has "lora.logits" then
-    compare("lora.logits", j:walk({ rows }, "logits")[1], unmasked "lora.logits", bound.hidden)
+    compare("lora.logits", j:walk({ rows }, { mode = "logits" })[1], unmasked "lora.logits", bound.hidden)
   end
   if has "lora.loss" or first_with "grad." then
     local r = j:step({ rows }, { apply = false })
@@ -261,7 +261,7 @@ local function adapter_run()
       name = "adapter after training", error = 0, bound = 0, ok = true, hash = ("%016x"):format(hash),
     }
   end
-  stats.adapter = j.stream:stats()
+  stats.adapter = j.instance.stream:stats()
 end
 
 local function full_gradient_run()
@@ -269,7 +269,7 @@ local function full_gradient_run()
   local j <close> = open { trainable = "base" }
   j:step({ rows }, { apply = false })
   check_gradients(j, "fullgrad.")
-  stats.base_gradient = j.stream:stats()
+  stats.base_gradient = j.instance.stream:stats()
 end
 
 -- Entries that only a model with images can answer.
@@ -285,7 +285,7 @@ images_note()
 base_run()
 adapter_run()
 full_gradient_run()
-if #checks == 0 then bs.fail(1, "%s holds nothing to check", cfg.reference) end
+if #checks == 0 then bs.fail("error", "%s holds nothing to check", cfg.reference) end
 print(("%d checks, %s"):format(#checks, all_ok and "all ok" or "FAILED"))
 if cfg.json ~= "" then
   bs.write_file(cfg.json, bs.json.encode({ ok = all_ok, checks = checks, stats = stats }, { pretty = true }))

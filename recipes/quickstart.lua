@@ -14,13 +14,12 @@
 -- Exit status 1 when 3 or 4 does not hold, or when training has lowered no loss.
 local bs = require "bs"
 local args = require "bs.args"
+local create = require "bs.model.create"
 local data = require "bs.data"
-local device = require "bs.instance.device"
-local generate = require "bs.decode.generate"
 local job = require "bs.job"
-local model = require "bs.model.model"
-local plan = require "bs.plan.choose"
-local row_formats = require "bs.data.formats"
+local open_device = require "bs.instance.open_device"
+local budget = require "bs.plan.budget"
+local formats = require "bs.data.formats"
 local sample = require "bs.decode.sample"
 local schedule = require "bs.train.schedule"
 
@@ -49,7 +48,7 @@ local train_file, valid_file = cfg.out .. "/train.jsonl", cfg.out .. "/valid.jso
 bs.check_folder(cfg.out)
 bs.mkdir(cfg.out)
 do -- the pool of a GPU also holds the workspace of its products, whatever the model
-  local dev <close> = device.open { device = cfg.device }
+  local dev <close> = open_device { device = cfg.device }
   if not given.vram then cfg.vram = cfg.vram + dev:props().workspace_bytes end
 end
 
@@ -113,7 +112,7 @@ local PART <const> = 10 * ROW
 local function text_loss(j, text)
   local sum, n = 0, 0
   for at = PART - ROW, #text - ROW, PART do
-    local loss, count = j:walk(text_rows(text, { at }), "loss")
+    local loss, count = j:walk(text_rows(text, { at }), { mode = "loss" })
     sum, n = sum + loss * count, n + count
   end
   return sum / n
@@ -131,13 +130,13 @@ end
 
 local function train_model()
   local text, start = document(), bs.now()
-  model.create(random_dir, config, { seed = cfg.seed })
+  create(random_dir, config, { seed = cfg.seed })
   local j <close> = job.new {
     model = random_dir, trainable = "base", home = "gpu", micro_tokens = ROW * ROWS, device = cfg.device,
     threads = cfg.threads,
   }
   say("model     Qwen3 layout, %d layers of %d channels, %.2f M random weights, %s as f32",
-    config.num_hidden_layers, config.hidden_size, j:weight_bytes() / 4e6, plan.mib(j:weight_bytes()))
+    config.num_hidden_layers, config.hidden_size, j:weight_bytes() / 4e6, budget.mib(j:weight_bytes()))
   local before = text_loss(j, text)
   local rate = schedule.new { lr = cfg.base_lr, steps = cfg.base_steps, kind = "cosine", warmup = 0.1 }
   for step = 1, cfg.base_steps do
@@ -201,11 +200,11 @@ local function open_streamed(settings)
 end
 
 local function open_rows(j, path)
-  local rows, message, code = data.open(path, {
-    decode = bs.json.decode, vocab = config.vocab_size, text = row_formats.text(model_dir), micro_tokens = MICRO,
+  local rows, message, why = data.open(path, {
+    vocab = config.vocab_size, text = formats.text(model_dir), micro_tokens = MICRO,
     step_tokens = MICRO * MICROS, micros = MICROS, rows = j.cfg.rows, seed = cfg.seed,
   })
-  return rows or bs.fail(code, "%s", message)
+  return rows or bs.fail(why, "%s", message)
 end
 
 local function finetune(j, report)
@@ -221,7 +220,7 @@ local function held_out_loss(j)
   local rows <close> = open_rows(j, valid_file)
   local sum, n = 0, 0
   for i = 1, rows:passes() do
-    local loss, count = j:walk(rows:pass(i), "loss")
+    local loss, count = j:walk(rows:pass(i), { mode = "loss" })
     sum, n = sum + loss * count, n + count
   end
   return sum / n
@@ -231,7 +230,7 @@ end
 local function answers(j, rows)
   local prompts, out = {}, {}
   for i, row in ipairs(rows) do prompts[i] = { row.prompt:byte(1, -1) } end
-  local results = generate.run(j, prompts, {
+  local results = j:generate(prompts, {
     max_new = WRITTEN, choose = sample.new { temperature = 0 }, stops = { [END] = true },
   })
   for i, result in ipairs(results) do
@@ -255,23 +254,23 @@ local function finetune_streamed(held_out, weights)
   local shown, longest = table.move(held_out, 1, SHOWN, 1, {}), 0
   for _, row in ipairs(shown) do longest = math.max(longest, #row.prompt) end
   local j <close> = open_streamed { cache = { rows = SHOWN, tokens = longest + WRITTEN } }
-  say("streamed  vram=%s and ram=%s for %s of weights; LoRA of rank %d on %d linears", plan.mib(cfg.vram),
-    plan.mib(cfg.ram), plan.mib(weights), cfg.r, #j.adapters)
-  say("  %s", plan.describe(j, j.choice))
+  say("streamed  vram=%s and ram=%s for %s of weights; LoRA of rank %d on %d linears", budget.mib(cfg.vram),
+    budget.mib(cfg.ram), budget.mib(weights), cfg.r, #j.spec.adapters)
+  say("  %s", j:describe())
   result.before = held_out_loss(j)
   local first = answers(j, shown)
-  local read = j.stream:stats().disk_read
+  local read = j.instance.stream:stats().disk_read
   finetune(j, function(step, loss)
-    local now = j.stream:stats().disk_read
+    local now = j.instance.stream:stats().disk_read
     if step == 1 or step % 25 == 0 then
       say("  step %3d/%d  loss %.3f  %.1f MB read from disk", step, cfg.steps, loss, (now - read) / 1e6)
     end
     read = now
   end)
   result.after, result.digest = held_out_loss(j), digest(j)
-  local e = j.engine:stats()
+  local e = j.instance.engine:stats()
   say("  in %.1f s: held-out loss %.3f -> %.3f; device pool %s, of which %s were used", bs.now() - start,
-    result.before, result.after, plan.mib(e.pool_bytes), plan.mib(e.peak_bytes))
+    result.before, result.after, budget.mib(e.pool_bytes), budget.mib(e.peak_bytes))
   for i, text in ipairs(answers(j, shown)) do
     say("  %-28s before: %-32s after: %-29s %s", shown[i].prompt:match("^Q: (.-)\n"), first[i], text,
       text == shown[i].completion and "right" or "wrong")
@@ -307,6 +306,6 @@ do
   say("reloaded  %s: held-out loss %.6f, %.6f when it was saved: %s", adapter_dir, again, streamed.after,
     check(again == streamed.after, "the saved adapter does not give the loss of the live one"))
 end
-if #failed > 0 then bs.fail(1, "quickstart: %s", table.concat(failed, "; ")) end
+if #failed > 0 then bs.fail("error", "quickstart: %s", table.concat(failed, "; ")) end
 local _, peak = bs.rss()
-say("done in %.1f s; largest resident set %s, when every weight was trained", bs.now() - started, plan.mib(peak))
+say("done in %.1f s; largest resident set %s, when every weight was trained", bs.now() - started, budget.mib(peak))

@@ -1,3 +1,20 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Public name. What a family file is written with.
-return require "bs.nn.nn"
+--- Public name: what a family file is written with. Nothing here knows a particular family.
+local bs = require "bs"
+local config = require "bs.nn.config"
+local layers = require "bs.nn.layers"
+local rope = require "bs.nn.rope"
+
+local nn = {
+  -- Reading config.json.
+  reader = config.reader, text_config = config.text,
+  rope_config = rope.config, inv_freq = rope.inv_freq, rope_switch = rope.switch,
+  -- Ops under short names.
+  rmsnorm = bs.op.rmsnorm, glu = bs.op.glu, act = bs.op.act, softmax = bs.op.softmax,
+  columns = bs.op.columns, row_scale = bs.op.row_scale, scale = bs.op.scale,
+}
+
+-- Tensors and parts of layers.
+for name, part in pairs(layers) do nn[name] = part end
+
+return nn

@@ -44,7 +44,7 @@ describe("options", function()
   end)
 
   it("require modules into globals", function()
-    local code, out = run {"-l", "bs", "-l", "a=bs.args", "-e", "print(bs.version, a.fail ~= nil)"}
+    local code, out = run {"-l", "bs", "-l", "a=bs.args", "-e", "print(bs.version, a.parse ~= nil)"}
     assert.equal(0, code)
     assert.matches("^%d+%.%d+%.%d+\ttrue\n$", out)
   end)
@@ -129,8 +129,8 @@ describe("exit status", function()
     assert.equal(1, code)
   end)
 
-  it("is what args.fail or os.exit says, without a traceback", function()
-    local code, out, err = run {"-l", "a=bs.args", "-e", "print 'x' a.fail(3, '%d bytes', 5)"}
+  it("is what bs.fail or os.exit says, without a traceback", function()
+    local code, out, err = run {"-l", "bs", "-e", "print 'x' bs.fail('plan', '%d bytes', 5)"}
     assert.same({3, "x\n", "bslua: 5 bytes\n"}, {code, out, err})
     assert.equal(7, (run {"-e", "os.exit(7)"}))
     assert.equal(0, (run {"-e", "os.exit(true, true)"}))

@@ -33,7 +33,7 @@ end
 
 local function config_of(dir) return bs.json.decode(read(dir .. "/adapter_config.json")) end
 
-local function last(j) return j:walk({ micro }, "last")[1] end
+local function last(j) return j:walk({ micro }, { mode = "last" })[1] end
 
 describe("an adapter", function()
   local cases = {
@@ -62,9 +62,9 @@ describe("an adapter", function()
           local k <close> = open(settings)
           assert.equal(before, digest(k))
           assert.equal(logits:hash(), last(k):hash())
-          assert.equal(#j.adapters, #k.adapters)
-          for n, a in ipairs(j.adapters) do
-            local b = k.adapters[n]
+          assert.equal(#j.spec.adapters, #k.spec.adapters)
+          for n, a in ipairs(j.spec.adapters) do
+            local b = k.spec.adapters[n]
             assert.same({ a.full, a.r, a.alpha, a.scale, a.dropout }, { b.full, b.r, b.alpha, b.scale, b.dropout })
           end
           if settings.trainable == "lora" then
@@ -126,10 +126,10 @@ describe("an adapter", function()
     local j <close> = open { lora = { r = 8 } }
     j:save(dir)
     local k <close> = open { adapter = dir, trainable = "none" }
-    assert.is_true(k.params:device_bytes() * 3 < j.params:device_bytes())
-    assert.error_matches(function() k.params:grad(0) end, "is frozen")
-    assert.error_matches(function() k.params:zero_grad() end, "are frozen")
-    local m, n = j:walk({ micro }, "loss"), k:walk({ micro }, "loss")
+    assert.is_true(k.instance.params:device_bytes() * 3 < j.instance.params:device_bytes())
+    assert.error_matches(function() k.instance.params:grad(0) end, "is frozen")
+    assert.error_matches(function() k.instance.params:zero_grad() end, "are frozen")
+    local m, n = j:walk({ micro }, { mode = "loss" }), k:walk({ micro }, { mode = "loss" })
     assert.equal(m, n)
   end)
 end)
@@ -219,7 +219,7 @@ describe("a save", function()
       end },
     }
     for _, case in ipairs(tampers) do
-      local ok, err = pcall(save.adapter, j, dir, case[2])
+      local ok, err = pcall(save.adapter, j.instance, dir, case[2])
       assert.is_false(ok)
       assert.equal(6, err.bs_exit, tostring(err))
       assert.is_truthy(tostring(err):find(case[1], 1, true), tostring(err))
@@ -236,7 +236,8 @@ describe("a save", function()
     local dir = out .. "/effect"
     local j <close> = open { lora = { r = 4 } }
     train(j, 1)
-    local walk = j.walk
+    local inst = j.instance
+    local walk = inst.walk
     local function expect(text)
       local ok, err = pcall(j.save, j, dir)
       assert.is_false(ok)
@@ -244,24 +245,24 @@ describe("a save", function()
       assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
       assert.same({}, bs.list_folder(dir))
     end
-    j.walk = function(self, micros, mode) return walk(self, micros, mode) end -- the variants are not set
+    inst.walk = function(self, micros, o) return walk(self, micros, { mode = o.mode }) end -- the variants are not set
     expect("it has no effect")
     local calls = 0
-    j.walk = function(...)
+    inst.walk = function(...)
       local got = walk(...)
       calls = calls + 1
       if calls == 2 then got[1]:set(1, 0) end
       return got
     end
     expect("differ from the live model's")
-    j.walk = function(self, micros, mode, observe, next, prepare)
-      walk(self, micros, mode, observe, next, prepare)
+    inst.walk = function(self, micros, o)
+      walk(self, micros, o)
       error("disk fell out")
     end
     local before = digest(j)
     assert.error_matches(function() j:save(dir) end, "disk fell out")
     assert.equal(before, digest(j))
-    j.walk = nil
+    inst.walk = nil
     j:save(dir)
   end)
 
@@ -274,7 +275,7 @@ describe("a save", function()
       print(bs.host_peak("arrays"))
       j:save("%s")
       local most = 0
-      for _, a in ipairs(j.adapters) do most = math.max(most, a.r * (a.inn + a.out) * 4, a.r * a.out * 4 * 2) end
+      for _, a in ipairs(j.spec.adapters) do most = math.max(most, a.r * (a.inn + a.out) * 4, a.r * a.out * 4 * 2) end
       print(bs.host_peak("arrays"), most, j.model.config.vocab * 4 * 3)]]):format(dir))
     local p <close> = assert(io.popen((os.getenv("BSLUA") or "build/release/bslua") .. " " .. script))
     local before, peak, pair, logits = p:read("n", "n", "n", "n")

@@ -51,22 +51,22 @@ describe("values that are not finite", function()
 
   it("of the arithmetic leave the parameters unchanged, and the job usable", function()
     local j <close> = job.new(broken.settings {})
-    local b = j.adapters[1].b
-    local value = j.params:get(b)
+    local b = j.instance.adapter[j.spec.adapters[1].full].b
+    local value = j.instance.params:get(b)
     local want = j:step({ broken.micro() }, { apply = false }).loss
     local huge = bs.array.new("f32", value:dims())
     for i = 1, huge:count() do huge:set(i, 3e38) end
-    j.params:set(b, huge)
+    j.instance.params:set(b, huge)
     local before = tiny.digest(j:parameters())
     broken.fails(5, { "is not finite, though the weights are", "output of layer 0", "lower lr=" }, j.step, j,
       { broken.micro() }, { next = true })
     assert.equal(before, tiny.digest(j:parameters()))
     assert.equal(0, j.steps_done)
-    j.params:set(b, value)
+    j.instance.params:set(b, value)
     assert.equal(want, j:step({ broken.micro() }, {}).loss)
     huge:set(1, 0 / 0)
-    j.params:set(b, huge)
-    broken.fails(5, { "the adapter's '" .. j.params:name(b) .. "' holds NaN" }, j.step, j, { broken.micro() })
+    j.instance.params:set(b, huge)
+    broken.fails(5, { "the adapter's '" .. j.instance.params:name(b) .. "' holds NaN" }, j.step, j, { broken.micro() })
   end)
 
   it("end the recipe with status 5 and save nothing", function()

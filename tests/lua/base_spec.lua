@@ -4,7 +4,7 @@ package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"
-local model = require "bs.model.model"
+local create = require "bs.model.create"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -42,7 +42,7 @@ describe("base training", function()
 
     it(kind .. ": a tiny model from random weights learns its rows", function()
       local dir = tiny.folder("base-random-" .. kind)
-      model.create(dir, tiny.qwen3_config { tie_word_embeddings = tied }, { seed = 7 })
+      create(dir, tiny.qwen3_config { tie_word_embeddings = tied }, { seed = 7 })
       local j <close> = open(dir)
       local first, last
       for s = 1, 200 do
@@ -86,14 +86,14 @@ describe("base training", function()
       do
         local j <close> = open(dir, { device = "check:cpu" })
         j:step(micros_of(1), { lr = 1e-2 })
-        want = j:walk(micros_of(5), "loss")
+        want = j:walk(micros_of(5), { mode = "loss" })
         j:save_base(dir .. "/f32")
         j:save_base(dir .. "/bf16", { dtype = "bf16" })
       end
       local again <close> = open(dir .. "/f32", { trainable = "none", home = "disk" })
-      assert.equal(want, again:walk(micros_of(5), "loss"))
+      assert.equal(want, again:walk(micros_of(5), { mode = "loss" }))
       local half <close> = open(dir .. "/bf16", { trainable = "none", home = "disk" })
-      local loss = half:walk(micros_of(5), "loss")
+      local loss = half:walk(micros_of(5), { mode = "loss" })
       assert.is_true(loss ~= want and math.abs(loss - want) < 0.05)
       local old, new = checkpoint.open(dir), checkpoint.open(dir .. "/f32")
       for name, t in pairs(old.tensors) do assert.same(t.dims, new.tensors[name].dims) end
@@ -105,7 +105,7 @@ describe("base training", function()
 
   it("gathers scaled embeddings as the streamed run does", function()
     local dir, want = tiny.folder("base-scaled"), nil
-    model.create(dir, {
+    create(dir, {
       model_type = "gemma", vocab_size = VOCAB, hidden_size = 33, intermediate_size = 48, num_hidden_layers = 2,
       num_attention_heads = 2, num_key_value_heads = 1, head_dim = 16, rms_norm_eps = 1e-6, rope_theta = 10000.0,
       hidden_act = "gelu_pytorch_tanh", tie_word_embeddings = true, max_position_embeddings = 64,
@@ -150,8 +150,8 @@ describe("base training", function()
       if s == 3 then before = header_bytes() end
     end
     assert.equal(before, header_bytes())
-    local e = j.engine:stats()
-    assert.equal(j.choice.peak, e.peak_bytes)
+    local e = j.instance.engine:stats()
+    assert.equal(j.plan.peak, e.peak_bytes)
     assert.equal(e.pool_bytes, e.peak_bytes)
   end)
 
@@ -173,7 +173,7 @@ describe("base training", function()
       partial_rotary_factor = 0.5, hidden_act = "gelu_new", tie_word_embeddings = false,
     }
     local biased = tiny.folder("base-phi")
-    model.create(biased, config)
+    create(biased, config)
     local arrays = { ["vision.patch.weight"] = tiny.tensor("vision", { 3, 4 }) }
     local old <close> = assert(bs.safetensors.open(biased .. "/model.safetensors"))
     for _, t in ipairs(old:tensors()) do arrays[t.name] = old:read(t.name) end
@@ -186,7 +186,7 @@ describe("base training", function()
     assert.equal(arrays["vision.patch.weight"]:hash(), new:read("vision.patch.weight"):hash())
     assert.not_equal(arrays["lm_head.bias"]:hash(), new:read("lm_head.bias"):hash())
     local again <close> = open(biased .. "/saved", { trainable = "none", home = "ram" })
-    assert.equal(k:walk(micros_of(1), "loss"), again:walk(micros_of(1), "loss"))
+    assert.equal(k:walk(micros_of(1), { mode = "loss" }), again:walk(micros_of(1), { mode = "loss" }))
   end)
 
   it("leaves weights alone in a step that fails", function()

@@ -3,7 +3,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
-local plan = require "bs.plan.choose"
+local budget = require "bs.plan.budget"
 local qwen3 = require "bs.family.qwen3"
 local tiny = require "tiny"
 
@@ -22,7 +22,7 @@ local smallest
 local function open(over)
   if not smallest then
     local j <close> = new { home = "disk", dev_slots = 1 }
-    smallest = j.choice.peak
+    smallest = j.plan.peak
   end
   over.vram = smallest
   return new(over)
@@ -30,7 +30,7 @@ end
 
 local function homes(j)
   local n = { gpu = 0, ram = 0, disk = 0 }
-  for _, h in pairs(j.choice.homes) do n[h] = n[h] + 1 end
+  for _, h in pairs(j.plan.homes) do n[h] = n[h] + 1 end
   return n
 end
 
@@ -38,12 +38,12 @@ describe("budgets", function()
   it("of recipes are sizes, fractions or auto", function()
     local values = { ["64MiB"] = 64 << 20, ["0"] = 0, ["1"] = 1, ["0.5"] = 0.5, ["1/4"] = 0.25, auto = "auto" }
     for text, value in pairs(values) do
-      local got = plan.budget({ ram = text }, "ram")
+      local got = budget.read({ ram = text }, "ram")
       assert.equal(value, got)
       assert.equal(math.type(value), math.type(got))
     end
     for _, text in ipairs { "1.5", "-1", "-0.5", "3/2", "half", "" } do
-      local ok, err = pcall(plan.budget, { vram = text }, "vram")
+      local ok, err = pcall(budget.read, { vram = text }, "vram")
       assert.is_false(ok, text)
       assert.matches("vram=" .. text:gsub("%p", "%%%0") .. ": a size such as 800MiB", tostring(err))
     end
@@ -52,42 +52,42 @@ describe("budgets", function()
   it("that are fractions are of what is free", function()
     local device <close> = bs.device.open("cpu", {})
     local cfg = { device = "cpu", vram = 0.5, ram = 1 << 20 }
-    plan.set_budgets(cfg, device)
+    local bytes = budget.bytes(cfg, device, false)
     local free = bs.memory_available()
-    assert.equal("integer", math.type(cfg.vram))
-    assert.is_true(math.abs(cfg.vram - free / 2) < free / 8, ("%d of %d bytes"):format(cfg.vram, free))
-    assert.equal(1 << 20, cfg.ram)
+    assert.equal("integer", math.type(bytes.vram))
+    assert.is_true(math.abs(bytes.vram - free / 2) < free / 8, ("%d of %d bytes"):format(bytes.vram, free))
+    assert.equal(1 << 20, bytes.ram)
   end)
 
   it("of auto put every block in idle memory: from the second step on nothing is read", function()
     local bounded <close> = open { home = "disk" }
-    local least = bounded.choice.host
+    local least = bounded.plan.host
     local j <close> = open { ram = "auto" }
     assert.equal(0, homes(j).disk)
     local micro = { tiny.micro(1, VOCAB, { 9, 11 }, 2) }
     j:step(micro, { lr = 1e-2, next = true })
     j:step(micro, { lr = 1e-2, next = true })
-    local before = j.stream:stats()
+    local before = j.instance.stream:stats()
     for _ = 1, 3 do j:step(micro, { lr = 1e-2, next = true }) end
-    local after, planned = j.stream:stats(), j.placement:bytes(true)
+    local after, planned = j.instance.stream:stats(), j.instance.placement:bytes(true)
     assert.equal(before.disk_read, after.disk_read)
     assert.equal(3 * planned.link, after.link_bytes - before.link_bytes)
-    assert.is_true(j.choice.host > least)
+    assert.is_true(j.plan.host > least)
   end)
 
   it("that hold half of the blocks halve the reads, as planned", function()
     local streamed <close> = open { home = "disk" }
     local whole <close> = open { ram = "auto" }
-    local least, most = streamed.choice.host, whole.choice.host
+    local least, most = streamed.plan.host, whole.plan.host
     local half <close> = open { ram = least + (most - least) // 2 }
     local n = homes(half)
     assert.is_true(n.ram > 0 and n.disk > 0, ("%d in ram, %d on disk"):format(n.ram, n.disk))
-    local reads = half.placement:bytes(true).disk_read
-    assert.is_true(reads > 0 and reads < streamed.placement:bytes(true).disk_read)
+    local reads = half.instance.placement:bytes(true).disk_read
+    assert.is_true(reads > 0 and reads < streamed.instance.placement:bytes(true).disk_read)
     local micro = { tiny.micro(1, VOCAB, { 9, 11 }, 2) }
     for _ = 1, 2 do half:step(micro, { lr = 1e-2 }) end
-    local before = half.stream:stats().disk_read
+    local before = half.instance.stream:stats().disk_read
     half:step(micro, { lr = 1e-2 })
-    assert.equal(reads, half.stream:stats().disk_read - before)
+    assert.equal(reads, half.instance.stream:stats().disk_read - before)
   end)
 end)

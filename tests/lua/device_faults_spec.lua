@@ -81,19 +81,19 @@ describe("device memory that is taken after the plan", function()
     local lines = {}
     local function peak()
       local j <close> = job.new(broken.settings(settings))
-      return j.choice.peak
+      return j.plan.peak
     end
     local whole = peak()
     settings.device_options = { device_left = math.floor(whole * 0.95) }
     settings.log = function(line) lines[#lines + 1] = line end
     local j <close> = job.new(broken.settings(settings))
-    assert.is_true(j.choice.peak <= whole * 0.95 * 0.95)
+    assert.is_true(j.plan.peak <= whole * 0.95 * 0.95)
     assert.equal(1, #lines)
     assert.matches("were free for the plan and are not any more; planned again for", lines[1])
     local got, values = steps(j)
     assert.same(losses, got)
     assert.equal(adapter, values)
-    assert.equal(j.choice.peak, j.engine:stats().peak_bytes)
+    assert.equal(j.plan.peak, j.instance.engine:stats().peak_bytes)
   end)
 
   it("ends with status 3 where nothing fits what is left", function()

@@ -4,6 +4,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
+local keys = require "bs.instance.keys"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -39,8 +40,8 @@ describe("a dry run in bf16", function()
             local j <close> = open { model = folder(family, kind), dtype = "bf16", trainable = trainable,
                                      home = home, logits = true }
             if trainable ~= "none" then j:step(micros, { apply = trainable ~= "base" }) end
-            j:walk(micros, "loss")
-            assert.equal(j.choice.peak, j.engine:stats().peak_bytes)
+            j:walk(micros, { mode = "loss" })
+            assert.equal(j.plan.peak, j.instance.engine:stats().peak_bytes)
             assert.equal(kind == "bf16", j.model.expand_bytes == 0)
           end
         end)
@@ -51,7 +52,7 @@ describe("a dry run in bf16", function()
   it("keeps hand-offs in bf16 and sums over experts in f32", function()
     local j <close> = open { model = folder(soft_gate, "bf16"), dtype = "bf16" }
     local types = {}
-    for _, key in ipairs(j:store_keys("device", 0)) do types[key.name] = key.dtype end
+    for _, key in ipairs((keys.list(j.spec, "device", 0))) do types[key.name] = key.dtype end
     for _, name in ipairs { "h.0", "g", "mix.h", "mix.u", "mix.r", "mix.dh", "dy" } do
       assert.equal("bf16", types[name], name)
     end
@@ -62,7 +63,7 @@ describe("a dry run in bf16", function()
     local peak = {}
     for _, dtype in ipairs { "f32", "bf16" } do
       local j <close> = open { model = folder(qwen3, "bf16"), dtype = dtype, trainable = "none", home = "disk" }
-      peak[dtype] = { arena = j.engine:stats().arena_peak, all = j.choice.peak }
+      peak[dtype] = { arena = j.instance.engine:stats().arena_peak, all = j.plan.peak }
     end
     assert.is_true(peak.bf16.all < peak.f32.all)
   end)

@@ -112,7 +112,7 @@ end
 
 local function loss(dir)
   local j <close> = open(dir, { trainable = "none" })
-  return (j:walk(micros(), "loss"))
+  return (j:walk(micros(), { mode = "loss" }))
 end
 
 describe("a small model of", function()
@@ -154,7 +154,7 @@ describe("a small model of", function()
         model.each_linear(model.open(dir), function() linears = linears + 1 end)
         for _, home in ipairs { "gpu", "disk" } do
           local j <close> = open(dir, { lora = { r = 2, targets = { "all" } }, home = home, dev_slots = 2 })
-          assert.equal(linears, #j.adapters)
+          assert.equal(linears, #j.spec.adapters)
           for s = 1, 2 do j:step(micros(), { lr = 1e-2, next = s < 2 }) end
           local values = j:parameters()
           for name in pairs(values) do
@@ -183,7 +183,7 @@ describe("longrope", function()
   end)
   local function logits(dir, lengths)
     local j <close> = open(dir, { trainable = "none", logits = true, micros = 1, home = "disk" })
-    return j:walk({ tiny.micro(3, VOCAB, lengths) }, "logits")[1]:hash()
+    return j:walk({ tiny.micro(3, VOCAB, lengths) }, { mode = "logits" })[1]:hash()
   end
 
   it("takes the short factors up to the original length, the long ones from then on", function()

@@ -106,7 +106,7 @@ describe("the formulas of", function()
       tiny.checkpoint(dir, family.find(hf), hf, "f32")
       local micro = tiny.micro(5, models.VOCAB, { LENGTH })
       local j <close> = job.new { model = dir, trainable = "none", logits = true, micro_tokens = LENGTH }
-      local ours = j:walk({ micro }, "logits")[1]
+      local ours = j:walk({ micro }, { mode = "logits" })[1]
       local want = bs.array.new("f64", { LENGTH, models.VOCAB }, plain.logits(dir, d, micro.ids))
       local err = bs.array.rel_err(ours, want)
       assert.is_true(err < 2e-6, ("logits are off by %.3g"):format(err))

@@ -4,7 +4,6 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local family = require "bs.model.family"
-local generate = require "bs.decode.generate"
 local job = require "bs.job"
 local models = require "family_models"
 local sample = require "bs.decode.sample"
@@ -26,7 +25,7 @@ end
 -- Generate with a choice that also keeps the logits: [row][step] -> array [vocab].
 local function run(j, prompts, max_new, choose)
   local seen = {}
-  local results, counts = generate.run(j, prompts, {
+  local results, counts = j:generate(prompts, {
     max_new = max_new, stops = {},
     choose = function(logits, at, row, step)
       seen[row] = seen[row] or {}
@@ -46,7 +45,7 @@ local function check_against_forward(settings, prompts, results, seen, bound)
   for i, prompt in ipairs(prompts) do
     local ids = table.move(prompt, 1, #prompt, 1, {})
     for step, id in ipairs(results[i].ids) do
-      local want = j:walk({ { row_len = { #ids }, ids = ids } }, "last")[1]
+      local want = j:walk({ { row_len = { #ids }, ids = ids } }, { mode = "last" })[1]
       local err = bs.array.rel_err(seen[i][step], want)
       worst = math.max(worst, err)
       assert.is_true(err <= bound, ("prompt %d, step %d: %.2e"):format(i, step, err))
@@ -103,8 +102,8 @@ describe("a walk with the cache gives the logits of a whole forward:", function(
       check_against_forward({ model = "tests/data/qwen3", adapter = dir }, prompts, results, seen, 1e-5)
       want = want or results
       assert.same(want, results)
-      assert.is_true(j.engine:stats().peak_bytes <= j.choice.peak)
-      assert.equal(j.engine:stats().pool_bytes, j.choice.peak)
+      assert.is_true(j.instance.engine:stats().peak_bytes <= j.plan.peak)
+      assert.equal(j.instance.engine:stats().pool_bytes, j.plan.peak)
       assert.equal(0, (j.device:violations()))
     end
   end)
@@ -160,10 +159,10 @@ describe("a job with a cache", function()
     for i, tokens in ipairs { 300, 400 } do
       local j <close> = job.new(settings { cache = { rows = 4, tokens = tokens } })
       run(j, prompts_of(vocab, { 5, 2 }), 3)
-      peaks[i] = j.choice.peak
-      assert.is_true(j.engine:stats().peak_bytes <= peaks[i])
-      j:walk({ tiny.micro(1, vocab, { 8 }) }, "loss") -- what needs most
-      assert.equal(peaks[i], j.engine:stats().peak_bytes)
+      peaks[i] = j.plan.peak
+      assert.is_true(j.instance.engine:stats().peak_bytes <= peaks[i])
+      j:walk({ tiny.micro(1, vocab, { 8 }) }, { mode = "loss" }) -- what needs most
+      assert.equal(peaks[i], j.instance.engine:stats().peak_bytes)
       assert.is_true(bs.host_bytes("device") >= peaks[i])
     end
     local layer = 4 * 100 * 2 * 8 * 4 -- rows, tokens, kv_heads, head_dim, bytes
@@ -174,7 +173,7 @@ describe("a job with a cache", function()
     local least = tonumber(err.message:match("smallest that works is [^(]*%((%d+) bytes"))
     local j <close> = job.new(settings { vram = least })
     run(j, prompts_of(vocab, { 5, 2 }), 3)
-    assert.is_true(j.engine:stats().peak_bytes <= least)
+    assert.is_true(j.instance.engine:stats().peak_bytes <= least)
   end)
 
   it("refuses rows that it has no room for, and goes on", function()
@@ -208,7 +207,7 @@ describe("a job with a cache", function()
     local j <close> = job.new(settings { home = "disk", dev_slots = 2 })
     local _, _, counts = run(j, prompts_of(vocab, { 5, 2, 3 }), 6)
     assert.equal(7, counts.walks) -- 10 tokens in micro-batches of 8, then 5 more tokens a row
-    local s, cold, warm = j.stream:stats(), j.placement:bytes(false), j.placement:bytes(true)
+    local s, cold, warm = j.instance.stream:stats(), j.instance.placement:bytes(false), j.instance.placement:bytes(true)
     assert.equal(cold.disk_read + 6 * warm.disk_read, s.disk_read - s.disk_reread)
   end)
 
@@ -216,7 +215,7 @@ describe("a job with a cache", function()
     local j <close> = job.new(settings())
     local prompts, told = prompts_of(vocab, { 3, 2 }), {}
     local free = run(j, prompts, 5)
-    local results = generate.run(j, prompts, {
+    local results = j:generate(prompts, {
       max_new = 5, choose = greedy, stops = { [free[1].ids[3]] = true },
       on_token = function(row, id, reason) told[#told + 1] = { row, id, reason } end,
     })

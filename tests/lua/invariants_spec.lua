@@ -97,39 +97,40 @@ describe("the plan", function()
       for key, value in pairs(p) do settings[key] = value end
       local j <close> = open(settings)
       for s = 1, 4 do j:step(micros_of(s), { lr = 1e-2, next = s < 4 }) end
-      local s, cold, warm = j.stream:stats(), j.placement:bytes(false), j.placement:bytes(true)
+      local s, placed = j.instance.stream:stats(), j.instance.placement
+      local cold, warm = placed:bytes(false), placed:bytes(true)
       local moved = { disk_payload = s.disk_payload, disk_read = s.disk_read - s.disk_reread,
                       link = s.link_bytes, loads = s.loads, reads = s.reads }
       for edge, bytes in pairs(moved) do assert.equal(cold[edge] + 3 * warm[edge], bytes, edge) end
-      local e = j.engine:stats()
-      assert.equal(j.choice.peak, e.peak_bytes)
+      local e = j.instance.engine:stats()
+      assert.equal(j.plan.peak, e.peak_bytes)
       assert.equal(e.pool_bytes, e.peak_bytes)
     end)
   end
 
   it("keeps activations of upper layers where that fits and pays", function()
     local kept <close> = open { home = "gpu" }
-    assert.equal(kept.keepable, kept.choice.keep)
+    assert.equal(kept.spec.keepable, kept.plan.keep)
     local bare <close> = open { home = "gpu", keep = 0 }
-    assert.is_true(kept.choice.peak > bare.choice.peak)
-    local tight <close> = open { home = "gpu", vram = bare.choice.peak }
-    assert.equal(0, tight.choice.keep)
-    local ok, err = pcall(open, { keep = kept.keepable + 1 })
+    assert.is_true(kept.plan.peak > bare.plan.peak)
+    local tight <close> = open { home = "gpu", vram = bare.plan.peak }
+    assert.equal(0, tight.plan.keep)
+    local ok, err = pcall(open, { keep = kept.spec.keepable + 1 })
     assert.is_false(ok)
     assert.equal(2, err.bs_exit)
-    assert.matches("keep=" .. kept.keepable + 1 .. "; at most " .. kept.keepable, err.message, 1, true)
+    assert.matches("keep=" .. kept.spec.keepable + 1 .. "; at most " .. kept.spec.keepable, err.message, 1, true)
   end)
 
   it("predicts the embedding rows once the batch is known", function()
     local j <close> = open { home = "disk" }
     local want = 0
-    local before = j.rows:stats().read
+    local before = j.instance.embedding:stats().read
     j:step(micros_of(1), {})
     for m = 0, 1 do
-      local _, read = j.rows:predict(m)
+      local _, read = j.instance.embedding:predict(m)
       want = want + read
     end
-    assert.equal(want, j.rows:stats().read - before)
+    assert.equal(want, j.instance.embedding:stats().read - before)
   end)
 
   it("honours budgets to the byte and says the smallest that works", function()
@@ -142,9 +143,9 @@ describe("the plan", function()
     assert.is_false(refused)
     assert.equal(3, again.bs_exit)
     local j <close> = open { vram = least }
-    assert.is_true(j.choice.peak <= least)
+    assert.is_true(j.plan.peak <= least)
     j:step(micros_of(1), {})
-    assert.is_true(j.engine:stats().peak_bytes <= least)
+    assert.is_true(j.instance.engine:stats().peak_bytes <= least)
     assert.is_true(bs.host_bytes("device") <= least)
   end)
 
@@ -152,8 +153,8 @@ describe("the plan", function()
     local function peak(bytes, vram)
       local j <close> = open { home = "auto", vram = vram, device_options = { workspace_bytes = bytes } }
       j:step(micros_of(1), {})
-      assert.equal(j.choice.peak, j.engine:stats().peak_bytes)
-      return j.choice.peak
+      assert.equal(j.plan.peak, j.instance.engine:stats().peak_bytes)
+      return j.plan.peak
     end
     local bare, more = peak(0, 64 << 20), peak(1 << 20, 64 << 20)
     assert.equal(1 << 20, more - bare)
@@ -179,7 +180,7 @@ describe("the plan", function()
     local last
     for _, vram in ipairs { 620, 700, 800, 2000 } do
       local j <close> = open { vram = vram * 1024 + workspace, ram = 6 * 1024 * 1024, dev_slots = 2, keep = 0 }
-      local link = j.placement:bytes(true).link
+      local link = j.instance.placement:bytes(true).link
       assert.is_true(last == nil or link <= last)
       last = link
     end
@@ -202,7 +203,7 @@ describe("accumulation", function()
       settings.home, settings.lora = "disk", { r = 4, alpha = 8, top_fraction = 0.6 }
       local j <close> = open(settings)
       for _ = 1, 2 do j:step(micros, { apply = false }) end
-      bytes[#bytes + 1] = j.stream:stats().disk_read
+      bytes[#bytes + 1] = j.instance.stream:stats().disk_read
       return j:gradients()
     end
     split = gradients({ micro_tokens = 40, micros = 2 }, { a, b })
@@ -217,8 +218,8 @@ describe("accumulation", function()
     local j <close> = open { trainable = "none", logits = true }
     local a, b = tiny.micro(1, VOCAB, { 9 }), tiny.micro(2, VOCAB, { 13 })
     local both = { row_len = { 9, 13 }, ids = table.move(b.ids, 1, 13, 10, table.move(a.ids, 1, 9, 1, {})) }
-    local together = j:walk({ both }, "logits")[1]
-    local alone = j:walk({ a, b }, "logits")
+    local together = j:walk({ both }, { mode = "logits" })[1]
+    local alone = j:walk({ a, b }, { mode = "logits" })
     assert.is_true(bs.array.rel_err(together:slice_rows(1, 9), alone[1]) < 1e-5)
     assert.is_true(bs.array.rel_err(together:slice_rows(10, 22), alone[2]) < 1e-5)
   end)
@@ -237,7 +238,7 @@ describe("a long run", function()
     local function snapshot()
       collectgarbage()
       collectgarbage()
-      local s = { fd = descriptors(), arena = j.engine:stats().arena_now }
+      local s = { fd = descriptors(), arena = j.instance.engine:stats().arena_now }
       for _, tag in ipairs(bs.tags()) do s[tag] = bs.host_bytes(tag) end
       return s
     end

@@ -23,7 +23,7 @@ end
 local function logits(settings)
   settings.micro_tokens, settings.logits = 24, true
   local j <close> = job.new(settings)
-  return j:walk({ micro }, "logits")[1]
+  return j:walk({ micro }, { mode = "logits" })[1]
 end
 
 local function tensors_of(dir)

@@ -3,8 +3,9 @@
 package.path = "tests/support/?.lua;" .. package.path
 local family = require "bs.model.family"
 local job = require "bs.job"
-local plan = require "bs.plan.choose"
+local rates = require "bs.plan.rates"
 local sim = require "bs.plan.sim"
+local work = require "bs.plan.work"
 local tiny = require "tiny"
 
 local hf = tiny.qwen3_config()
@@ -24,14 +25,14 @@ end
 -- A budget that has room for n layers beside what a job on disk needs.
 local function room_for(n, name)
   local j <close> = open { home = "disk", dev_slots = 2, host_slots = 2 }
-  local info = j.model.manifest:block_info(j.model.layers[0].mix.block)
-  return name == "vram" and j.choice.peak + n * info.slot_bytes or j.choice.host + n * info.raw_bytes
+  local info = j.model.manifest:block_info(j.model.layers[0].trunk.block)
+  return name == "vram" and j.plan.peak + n * info.slot_bytes or j.plan.host + n * info.raw_bytes
 end
 
 -- "ddddddddddddrrgg": the first letters of the layers' homes.
 local function homes(j)
   local out = {}
-  for i = 0, j.model.config.layers - 1 do out[#out + 1] = j.choice.homes[j.model.layers[i].mix.block]:sub(1, 1) end
+  for i = 0, j.model.config.layers - 1 do out[#out + 1] = j.plan.homes[j.model.layers[i].trunk.block]:sub(1, 1) end
   return table.concat(out)
 end
 
@@ -44,23 +45,23 @@ describe("homes on the device", function()
     assert.matches("^[rd][rd][rd][rd][rd][rd][rd][rd]", homes(j))
     local _, n = homes(j):gsub("g", "")
     assert.equal(3, n)
-    assert.equal(link_bound.link, j.choice.rates.link)
+    assert.equal(link_bound.link, j.plan.rates.link)
   end)
 
   it("save what the plan says", function()
     local cfg = { vram = room_for(3, "vram"), dev_slots = 2, host_slots = 2, rates = link_bound, home = "auto" }
     local j <close> = open(cfg)
-    local info = j.model.manifest:block_info(j.model.layers[0].mix.block)
+    local info = j.model.manifest:block_info(j.model.layers[0].trunk.block)
     local all <close> = open { dev_slots = 2, host_slots = 2, home = "ram" }
-    local saved = all.placement:bytes(true).link - j.placement:bytes(true).link
+    local saved = all.instance.placement:bytes(true).link - j.instance.placement:bytes(true).link
     assert.is_true(saved >= 5 * info.payload, ("%d bytes saved, blocks have %d"):format(saved, info.payload))
-    local seconds = j.placement:bytes(true).link / link_bound.link
-    assert.is_true(math.abs(j.choice.busy.link - seconds) < 1e-9 * seconds)
+    local seconds = j.instance.placement:bytes(true).link / link_bound.link
+    assert.is_true(math.abs(j.plan.busy.link - seconds) < 1e-9 * seconds)
   end)
 
   it("do not depend on the day", function()
     local a <close> = open { vram = room_for(3, "vram") }
-    assert.same(sim.rates.cpu, a.choice.rates)
+    assert.same(rates.fixed.cpu, a.plan.rates)
   end)
 end)
 
@@ -77,12 +78,12 @@ describe("rates", function()
       model = dir, stack = true, micro_tokens = 16, lora = { r = 2, targets = "all" }, rates = "measure",
     }
     local n = 0
-    for name in pairs(sim.rates.cpu) do
-      assert.is_true(j.choice.rates[name] > 0, name)
+    for name in pairs(rates.fixed.cpu) do
+      assert.is_true(j.plan.rates[name] > 0, name)
       n = n + 1
     end
     assert.equal(3, n)
-    assert.not_same(sim.rates.cpu, j.choice.rates)
+    assert.not_same(rates.fixed.cpu, j.plan.rates)
   end)
 
   it("that are no rates end with status 2", function()
@@ -127,18 +128,18 @@ describe("the simulation", function()
 
   it("reads at the disk's rate", function()
     local t = { { block = 0, load = true, read = true, slot_free_after = -1 } }
-    local rates = { disk = 0.25, link = 1e9, flops = 1 }
+    local slow = { disk = 0.25, link = 1e9, flops = 1 }
     -- Work is hidden behind reads that follow each other; with one staging slot nothing is read ahead.
-    assert.equal(8, (step { transfers = t, work = { 1 }, rates = rates, host_slots = 2 }) // 1)
-    assert.equal(16, (step { transfers = t, work = { 1 }, rates = rates, host_slots = 1 }) // 1)
+    assert.equal(8, (step { transfers = t, work = { 1 }, rates = slow, host_slots = 2 }) // 1)
+    assert.equal(16, (step { transfers = t, work = { 1 }, rates = slow, host_slots = 1 }) // 1)
   end)
 end)
 
 it("work is counted by visits, and for the tokens that are asked for", function()
   local j <close> = open()
-  local list, sum = plan.work(j, j.program, 0, 16)
-  local _, twice = plan.work(j, j.program, 0, 32)
-  assert.equal(#j.program, #list)
+  local list, sum = work.flops(j.spec, j.spec.program, 0, 16)
+  local _, twice = work.flops(j.spec, j.spec.program, 0, 32)
+  assert.equal(#j.spec.program, #list)
   assert.equal(2 * sum, twice)
   assert.is_true(sum > 0)
 end)

@@ -21,8 +21,9 @@ end
 
 -- Adapters that do something: B is zero at first.
 local function stir(j)
-  for _, a in ipairs(j.adapters) do
-    j.params:set(a.b, tiny.tensor(a.full, j.params:get(a.b):dims()))
+  for _, a in ipairs(j.spec.adapters) do
+    local params, b = j.instance.params, j.instance.adapter[a.full].b
+    params:set(b, tiny.tensor(a.full, params:get(b):dims()))
   end
 end
 
@@ -35,11 +36,11 @@ end
 -- Half the mean square of the last hidden states.
 local function loss_of(j)
   local sum, n
-  j:walk({ micro }, "loss", function(_, i, _, a)
+  j:walk({ micro }, { mode = "loss", observe = function(_, i, _, a)
     if i < j.model.config.layers then return end
     sum, n = 0, a:count()
     for _, v in ipairs(a:table()) do sum = sum + v * v end
-  end)
+  end })
   return sum / (2 * n)
 end
 
@@ -51,7 +52,7 @@ describe("a stack", function()
       stir(j)
       j:forward_backward({ micro }, { step = 1 })
       all[i] = hashes(j)
-      assert.is_true(next(all[i]) ~= nil and j.params:norm() > 0)
+      assert.is_true(next(all[i]) ~= nil and j.instance.params:norm() > 0)
     end
     assert.same(all[1], all[2])
     assert.same(all[1], all[3])
@@ -61,15 +62,15 @@ describe("a stack", function()
     local j <close> = open()
     stir(j)
     j:forward_backward({ micro }, { step = 1 })
-    local a = j.adapters[1]
-    local g, value = j.params:grad(a.b):table(), j.params:get(a.b)
+    local ids = j.instance.adapter[j.spec.adapters[1].full]
+    local g, value = j.instance.params:grad(ids.b):table(), j.instance.params:get(ids.b)
     local norm = 0
     for _, v in ipairs(g) do norm = norm + v * v end
     local h, sides = 0.05 / math.sqrt(norm), {}
     for side = 1, 2 do
       local moved = value:table()
       for i, v in ipairs(g) do moved[i] = moved[i] + (3 - 2 * side) * h * v end
-      j.params:set(a.b, bs.array.new("f32", value:dims(), moved))
+      j.instance.params:set(ids.b, bs.array.new("f32", value:dims(), moved))
       sides[side] = loss_of(j)
     end
     local slope = (sides[1] - sides[2]) / (2 * h)
@@ -78,12 +79,12 @@ describe("a stack", function()
 
   it("moves the planned bytes when walks follow each other", function()
     local j <close> = open { trainable = "none", lora = nil, home = "ram", dev_slots = 2 }
-    j:walk({ micro }, "loss", nil, true)
-    local before = j.stream:stats()
-    for _ = 1, 3 do j:walk({ micro }, "loss", nil, true) end
-    local after = j.stream:stats()
+    j:walk({ micro }, { mode = "loss", next = true })
+    local before = j.instance.stream:stats()
+    for _ = 1, 3 do j:walk({ micro }, { mode = "loss", next = true }) end
+    local after = j.instance.stream:stats()
     assert.is_true(before.wasted == 0 and after.wasted == 0)
-    assert.equal(3 * j.placement:bytes(true).link, after.link_bytes - before.link_bytes)
+    assert.equal(3 * j.instance.placement:bytes(true).link, after.link_bytes - before.link_bytes)
   end)
 end)
 

@@ -37,13 +37,13 @@ local function train_base()
       model = base, trainable = "base", home = "gpu", micro_tokens = 24, device = target.check,
     }
     for s = 1, 2 do j:step(micros, { lr = 1e-2, next = s < 2 }) end
-    loss = j:walk(micros, "loss")
+    loss = j:walk(micros, { mode = "loss" })
     j:save_base(base .. "/saved")
   end
   local j <close> = job.new {
     model = base .. "/saved", trainable = "none", home = "disk", micro_tokens = 24, device = target.device,
   }
-  assert(j:walk(micros, "loss") == loss, "the saved base gives another loss")
+  assert(j:walk(micros, { mode = "loss" }) == loss, "the saved base gives another loss")
 end
 
 train_base()

@@ -271,7 +271,7 @@ end
 --- Run it on a list of words.
 function doctor.main(words)
   local cfg = args.parse(words, doctor.settings, "bslua --doctor key=value ...")
-  if not bs.list_folder(cfg.dir) then args.fail(2, "dir=%s: not a folder that can be read", cfg.dir) end
+  if not bs.list_folder(cfg.dir) then bs.fail("usage", "dir=%s: not a folder that can be read", cfg.dir) end
   local report = {
     version = bs.version, lua = _VERSION, machine = machine(), build = build(), rates = {}, notes = {}, ok = true,
   }
@@ -285,7 +285,7 @@ function doctor.main(words)
   bs.log_to(nil)
   print_report(report)
   if cfg.json ~= "" then bs.write_file(cfg.json, bs.json.encode(report) .. "\n") end
-  if not report.ok then args.fail(1, "the CPU device does not work: bslua cannot be used here") end
+  if not report.ok then bs.fail("error", "the CPU device does not work: bslua cannot be used here") end
 end
 
 return doctor

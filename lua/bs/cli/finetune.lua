@@ -5,8 +5,8 @@ local bs = require "bs"
 local args = require "bs.settings.args"
 local data = require "bs.data.loader"
 local job = require "bs.train.job"
-local plan = require "bs.plan.choose"
-local row_formats = require "bs.data.formats"
+local budget = require "bs.plan.budget"
+local formats = require "bs.data.formats"
 local schedule = require "bs.train.schedule"
 
 local finetune = {}
@@ -90,20 +90,20 @@ local function find_model(recipe)
   for _, dir in ipairs(places) do
     if bs.is_file(dir .. "/config.json") then return dir end
   end
-  bs.fail(2, "there is no %s; give model=DIR, or download %s there (try: help)", table.concat(places, " and no "),
+  bs.fail("usage", "there is no %s; give model=DIR, or download %s there (try: help)", table.concat(places, " and no "),
     recipe.hub)
 end
 
 local function check_files(cfg)
-  if cfg.data == "" then bs.fail(2, "data=FILE.jsonl is required (try: help)") end
+  if cfg.data == "" then bs.fail("usage", "data=FILE.jsonl is required (try: help)") end
   if cfg.out ~= "" then
     local ok, message = pcall(bs.check_folder, cfg.out)
-    if not ok then bs.fail(1, "out=%s: %s", cfg.out, message) end
+    if not ok then bs.fail("error", "out=%s: %s", cfg.out, message) end
   end
   for _, name in ipairs { "data", "valid" } do
     -- Rows are read again when a step needs them, so a pipe will not do.
     if cfg[name] ~= "" and not bs.is_file(cfg[name]) then
-      bs.fail(1, "%s=%s: there is no such file", name, cfg[name])
+      bs.fail("error", "%s=%s: there is no such file", name, cfg[name])
     end
   end
 end
@@ -117,7 +117,7 @@ local function what_is_trained(cfg, given)
     }
   end
   for _, name in ipairs { "r", "alpha", "rslora", "dropout", "targets", "top_fraction" } do
-    if given[name] then bs.fail(2, "%s= is what the adapter in %s says; leave it out", name, cfg.adapter) end
+    if given[name] then bs.fail("usage", "%s= is what the adapter in %s says; leave it out", name, cfg.adapter) end
   end
   return cfg.adapter
 end
@@ -127,35 +127,35 @@ local function open_job(cfg, given)
   return job.new {
     model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
-    vram = plan.budget(cfg, "vram"), ram = plan.budget(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
+    vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
     rates = cfg.rates == "measure" and "measure" or nil,
   }
 end
 
 local function open_rows(cfg, j, text, path)
-  local d, message, code = data.open(path, {
-    decode = bs.json.decode, vocab = j.model.config.vocab, text = text, micro_tokens = cfg.micro_tokens,
+  local d, message, why = data.open(path, {
+    vocab = j.model.config.vocab, text = text, micro_tokens = cfg.micro_tokens,
     step_tokens = cfg.step_tokens, micros = j.cfg.micros, rows = j.cfg.rows, seed = cfg.seed,
     max_refused = cfg.max_refused, on_long = cfg.on_long,
   })
-  if not d then bs.fail(code, "%s", message) end
+  if not d then bs.fail(why, "%s", message) end
   say("%s: %s", path, d:describe())
   return d
 end
 
 local function tell_job(cfg, j)
   local m, trained = j.model, 0
-  for _, a in ipairs(j.adapters) do trained = trained + a.r * (a.inn + a.out) end
+  for _, a in ipairs(j.spec.adapters) do trained = trained + a.r * (a.inn + a.out) end
   say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
-    m.config.layers, m.config.channels, plan.mib(j:weight_bytes()), #j.adapters, trained / 1e6)
-  say("plan: %s", plan.describe(j, j.choice))
+    m.config.layers, m.config.channels, budget.mib(j:weight_bytes()), #j.spec.adapters, trained / 1e6)
+  say("plan: %s", j:describe())
 end
 
 local function tell_end(cfg, j, result)
   local _, peak = bs.rss()
   local share = result.step_seconds > 0 and 100 * result.data_seconds / result.step_seconds or 0
   say("done in %.1f s, %.2f %% of the steps' time for rows; peak resident set %s; device pool %s of vram=%s",
-    result.seconds, share, plan.mib(peak), plan.mib(j.choice.peak), cfg.vram)
+    result.seconds, share, budget.mib(peak), budget.mib(j.plan.peak), cfg.vram)
   if result.first_eval and result.last_eval then
     say("held-out loss %.4f -> %.4f", result.first_eval, result.last_eval)
   end
@@ -170,7 +170,7 @@ local function process_bytes(cfg)
 end
 
 --- Run a recipe: {file, model = name of its folder, hub = where it comes from, defaults = {name = value}}.
--- Returns what run.train does.
+-- Returns what the training loop (bs.train.loop) does.
 function finetune.main(words, recipe)
   local cfg, given = read_settings(words, recipe)
   check_files(cfg)
@@ -178,14 +178,14 @@ function finetune.main(words, recipe)
   local process = process_bytes(cfg)
   local j <close> = open_job(cfg, given)
   tell_job(cfg, j)
-  local text = row_formats.text(cfg.model, j.model.family.chat)
+  local text = formats.text(cfg.model, j.model.family.chat)
   local train_rows = open_rows(cfg, j, text, cfg.data)
   local valid_rows = cfg.valid ~= "" and open_rows(cfg, j, text, cfg.valid) or nil
   local preview, trained, tokens = train_rows:preview()
   say("row 1: %s", preview)
   say("  [..] is trained, %d of %d tokens", trained, tokens)
   say("lr %.3g, %s, warm-up of %d steps", cfg.lr, cfg.schedule, schedule.warmup(cfg.warmup, cfg.steps))
-  say("process: %s at the start (code, interpreter, BLAS), apart from vram= and ram=", plan.mib(process))
+  say("process: %s at the start (code, interpreter, BLAS), apart from vram= and ram=", budget.mib(process))
   local result = j:run {
     data = train_rows, valid = valid_rows, steps = cfg.steps, lr = cfg.lr, schedule = cfg.schedule,
     warmup = cfg.warmup, weight_decay = cfg.weight_decay, clip = cfg.clip, eval_every = cfg.eval_every,

@@ -9,8 +9,8 @@
 -- The first row that fits a format decides for all; a row that fits two is refused.
 local bs = require "bs"
 
-local rows = { NO_LOSS = -100 }
-local NO_LOSS <const> = rows.NO_LOSS
+local formats = { NO_LOSS = -100 }
+local NO_LOSS <const> = formats.NO_LOSS
 
 -- Fields that change what a row means and that no format here has.
 local foreign = {
@@ -164,7 +164,7 @@ local function encode_segments(self, list)
     if s.special then
       local id = self.tokenizer:id(s.text)
       if not id then
-        bs.fail(1, "%s: the chat layout of this family needs the token '%s', which the tokenizer lacks; rows of "
+        bs.fail("error", "%s: the chat layout of this family needs the token '%s', which the tokenizer lacks; rows of "
           .. "prompt and completion need no layout", self.source, s.text)
       end
       part = { id }
@@ -193,15 +193,15 @@ end
 
 -- ---- formats ---------------------------------------------------------------------------------------------
 
-local formats = {
+local kinds = {
   { name = "messages", needs = { "messages" }, encode = encode_messages },
   { name = "prompt and completion", needs = { "prompt", "completion" }, texts = true, encode = encode_prompt },
   { name = "input_ids", needs = { "input_ids" }, also = { "labels", "attention_mask" }, encode = encode_ids },
   { name = "text", needs = { "text" }, texts = true, encode = encode_text },
 }
-local by_ids <const> = formats[3]
+local by_ids <const> = kinds[3]
 local fields, choices = {}, {} -- every field of any format -> the formats that have it; their names
-for i, f in ipairs(formats) do
+for i, f in ipairs(kinds) do
   f.has = {}
   for _, list in ipairs { f.needs, f.also or {} } do
     for _, key in ipairs(list) do f.has[key], fields[key] = true, true end
@@ -219,7 +219,7 @@ end
 -- The format of a row: the only one that it fits; or nil, the reason, and whether there were two.
 local function detect(row)
   local found
-  for _, f in ipairs(formats) do
+  for _, f in ipairs(kinds) do
     if fits(f, row) then
       if found then
         return nil, ("fits two formats, '%s' and '%s'; a row must have one"):format(found.name, f.name), true
@@ -256,13 +256,13 @@ end
 -- ---- objects ---------------------------------------------------------------------------------------------
 
 local methods = {}
-local mt = { __index = methods, __name = "bs.rows" }
+local mt = { __index = methods, __name = "bs.formats" }
 
 -- Open the tokenizer for the first row that needs it.
 local function need_tokenizer(self)
   if self.tokenizer then return end
   if not self.text then
-    bs.fail(1, "rows of %s need a tokenizer, and none is given; rows of input_ids need none", self.format.name)
+    bs.fail("error", "rows of %s need a tokenizer, and none is given; rows of input_ids need none", self.format.name)
   end
   local t = self.text.open(self.format.name)
   self.tokenizer, self.source, self.context = t.tokenizer, t.source, t.context
@@ -270,12 +270,12 @@ local function need_tokenizer(self)
   self.eos = t.tokenizer:special "eos" or t.tokenizer:stops()[1]
   self.strip, self.may_exceed = {}, t.tokenizer:vocab_size() > self.vocab
   if not self.eos then
-    bs.fail(1, "%s: neither tokenizer_config.json nor generation_config.json names the token that ends a text "
+    bs.fail("error", "%s: neither tokenizer_config.json nor generation_config.json names the token that ends a text "
       .. "(eos_token)", self.source)
   end
   self.chat = self.text.chat
   if self.format.name == "messages" and not self.chat then
-    bs.fail(1, "%s: this family has no chat layout; use rows of prompt and completion", self.source)
+    bs.fail("error", "%s: this family has no chat layout; use rows of prompt and completion", self.source)
   end
 end
 
@@ -311,8 +311,8 @@ function methods:name() return self.format and self.format.name or "" end
 --- Fields that rows had and that are not used, sorted.
 function methods:ignored() return keys_of(self.unused) end
 
---- What turns rows of one data set into ids. vocab: of the model; text: see rows.text, nil for input_ids only.
-function rows.new(vocab, text) return setmetatable({ vocab = vocab, text = text, unused = {} }, mt) end
+--- What turns rows of one data set into ids. vocab: of the model; text: see formats.text, nil for input_ids only.
+function formats.new(vocab, text) return setmetatable({ vocab = vocab, text = text, unused = {} }, mt) end
 
 -- The Jinja template beside a tokenizer, "" where there is none.
 local function template_of(dir)
@@ -335,12 +335,12 @@ local function template_of(dir)
 end
 
 --- Where text rows get their tokenizer and layout: a model's folder, opened at the first need.
-function rows.text(dir, chat)
+function formats.text(dir, chat)
   local opened
   local function open(what)
     if opened then return opened end
     local t, message = bs.tokenizer.open(dir)
-    if not t then bs.fail(1, "rows of %s need the model's tokenizer: %s", what, message) end
+    if not t then bs.fail("error", "rows of %s need the model's tokenizer: %s", what, message) end
     opened = {
       tokenizer = t, source = dir,
       context = { template = template_of(dir), has = function(piece) return t:id(piece) ~= nil end },
@@ -357,7 +357,7 @@ local escapes = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 --- A row as text with what has labels in [brackets], and how many tokens are trained (the first one of a row
 -- never is, nothing comes before it). tokenizer: nil shows ids. The middle of what is longer than `most`
 -- bytes is left out.
-function rows.preview(ids, labels, tokenizer, most)
+function formats.preview(ids, labels, tokenizer, most)
   local parts, run, trained = {}, {}, 0
   local function flush(marked)
     if #run == 0 then return end
@@ -385,4 +385,4 @@ function rows.preview(ids, labels, tokenizer, most)
   return text, trained
 end
 
-return rows
+return formats

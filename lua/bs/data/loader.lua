@@ -5,10 +5,13 @@
 -- (its offset and length). Rows are read and encoded again when a step needs them. Which rows make up a step is a
 -- function of (seed, step) and the settings alone, so a resumed run needs no state.
 --
---   local rows = assert(data.open("train.jsonl", { decode = bs.json.decode, vocab = 151936,
+--   local rows = assert(data.open("train.jsonl", { vocab = 151936,
 --     micro_tokens = 2048, step_tokens = 16384, seed = 1 }))
 --   for step = 1, steps do job:step(rows:step(step)) end
+local bs = require "bs"
 local formats = require "bs.data.formats"
+local options = require "bs.settings.options"
+local packing = require "bs.data.packing"
 
 local data = {}
 local loader = { __name = "bs.data" }
@@ -20,41 +23,29 @@ local MAX_TOKENS = (1 << LENGTH_BITS) - 1
 local MAX_BYTES = math.maxinteger >> LENGTH_BITS
 local LISTED, TOLD = 20, 5 -- dropped rows that are named per reason, and those with an explanation
 local NO_LOSS = formats.NO_LOSS
-local REFUSED = 4 -- exit status: refused by the data check
+local REFUSED <const>, FAILED <const> = "data", "error" -- words of bs.fail
 
 -- ---- settings --------------------------------------------------------------------------------
 
--- Integer settings: least, most, default (none: it must be given).
-local MANY = math.maxinteger
-local integer_setting = {
-  vocab = { 1, MANY }, micro_tokens = { 1, MAX_TOKENS }, step_tokens = { 0, MANY, 0 },
-  micros = { 1, MANY, MANY }, rows = { 1, MANY, MANY }, seed = { math.mininteger, MANY, 0 },
+local MANY <const> = math.maxinteger
+
+-- See data.open.
+local rules = {
+  vocab = { type = "integer", least = 1, most = MANY, required = true },
+  micro_tokens = { type = "integer", least = 1, most = MAX_TOKENS, required = true },
+  step_tokens = { type = "integer", least = 0, most = MANY, default = 0 },
+  micros = { type = "integer", least = 1, most = MANY, default = MANY },
+  rows = { type = "integer", least = 1, most = MANY, default = MANY },
+  seed = { type = "integer", least = math.mininteger, most = MANY, default = 0 },
+  max_refused = { type = "number", least = 0, most = 1, default = 0.05 },
+  on_long = { words = { "drop", "refuse" }, default = "drop" },
+  text = { type = "table" },
 }
 
-local function settings(files, opts)
-  local o = { files = type(files) == "string" and { files } or files, decode = opts.decode,
-    max_refused = opts.max_refused or 0.05, on_long = opts.on_long or "drop", text = opts.text }
-  for key in pairs(opts) do
-    if o[key] == nil and not integer_setting[key] then
-      error(("bs.data: there is no setting '%s'"):format(key), 3)
-    end
-  end
-  for key, s in pairs(integer_setting) do
-    local v = opts[key]
-    if v == nil then v = s[3] end
-    if math.type(v) ~= "integer" or v < s[1] or v > s[2] then
-      error(("bs.data: %s=%s; an integer %d..%d is expected"):format(key, tostring(v), s[1], s[2]), 3)
-    end
-    o[key] = v
-  end
-  if type(o.files) ~= "table" or #o.files == 0 then error("bs.data: no file is given", 3) end
-  if type(o.decode) ~= "function" then error("bs.data: decode must be a function", 3) end
-  if type(o.max_refused) ~= "number" or not (o.max_refused >= 0 and o.max_refused <= 1) then
-    error("bs.data: max_refused is a share of the rows, 0 to 1", 3)
-  end
-  if o.on_long ~= "drop" and o.on_long ~= "refuse" then
-    error("bs.data: on_long is drop or refuse", 3)
-  end
+local function settings(files, given)
+  local o = options.read("data: ", given, rules)
+  o.files = type(files) == "string" and { files } or files
+  if type(o.files) ~= "table" or #o.files == 0 then bs.fail("usage", "data: no file is given") end
   if o.step_tokens == 0 then o.step_tokens = o.micro_tokens end
   return o
 end
@@ -63,9 +54,8 @@ end
 
 -- ids, labels of one line; nil and the reason when it is no row.
 local function parse(self, line)
-  local ok, row, why = pcall(self.cfg.decode, line)
+  local ok, row = pcall(bs.json.decode, line)
   if not ok then return nil, "not JSON: " .. tostring(row) end
-  if row == nil then return nil, "not JSON: " .. tostring(why or "no value") end
   return self.format:encode(row)
 end
 
@@ -105,7 +95,7 @@ local function read_file(self, file)
   local at, number = 0, 0
   while true do
     local line, err = file.handle:read("L")
-    if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), 1 end
+    if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), FAILED end
     if not line then break end
     number = number + 1
     local start, text = at, line
@@ -123,12 +113,12 @@ local function open_files(self)
   local base = 0
   for i, path in ipairs(self.cfg.files) do
     local handle, err = io.open(path, "rb")
-    if not handle then return nil, err, 1 end
+    if not handle then return nil, err, FAILED end
     self.files[i] = { path = path, handle = handle, base = base }
     local ok, msg, code = read_file(self, self.files[i])
     if not ok then return nil, msg, code end
     base = base + self.files[i].bytes
-    if base > MAX_BYTES then return nil, path .. ": the files are too large together", 1 end
+    if base > MAX_BYTES then return nil, path .. ": the files are too large together", FAILED end
   end
   return true
 end
@@ -172,12 +162,12 @@ local function judge(self)
   return true
 end
 
---- Open and check the files (a path or a list). opts: decode (JSON text -> value), vocab, micro_tokens;
+--- Open and check the files (a path or a list). opts: vocab, micro_tokens;
 -- text (see rows.text; without it rows of input_ids only); step_tokens (of a step at most, default
 -- micro_tokens; only a single row may exceed it), micros (of a step) and rows (of a micro-batch) at most;
 -- seed; max_refused (share of the rows that may be dropped, default 0.05); on_long ("drop", or "refuse"
--- the data). Returns a loader, or nil, a message and the exit status: 4 when the data is refused, 1 when a
--- file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad, too_long,
+-- the data). Returns a loader, or nil, a message and the word for bs.fail: "data" when the rows are refused, "error"
+-- when a file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad, too_long,
 -- untrained = {count, rows = the first of them as "file:line", with the reason where it is bad}.
 function data.open(files, opts)
   local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
@@ -199,96 +189,16 @@ function loader:close()
 end
 loader.__close = loader.close
 
--- ---- order -----------------------------------------------------------------------------------
+-- ---- epochs --------------------------------------------------------------------------------
 
--- The finaliser of splitmix64.
-local function mix(x)
-  x = (x ~ (x >> 30)) * 0xBF58476D1CE4E5B9
-  x = (x ~ (x >> 27)) * 0x94D049BB133111EB
-  return x ~ (x >> 31)
-end
-
-local ROUNDS, GOLDEN = 6, 0x9E3779B97F4A7C15
-
--- A permutation of 0..n-1 without a table: a Feistel network on the smallest even number of bits that
--- holds n, walked until it lands below n (Black and Rogaway 2002).
-local function permutation(n, seed, epoch)
-  local half = 1
-  while 1 << 2 * half < n do half = half + 1 end
-  local mask, key = (1 << half) - 1, {}
-  for round = 1, ROUNDS do key[round] = mix(mix(seed + GOLDEN) + mix(epoch) + round * GOLDEN) end
-  return function(v)
-    repeat
-      local l, r = v >> half, v & mask
-      for round = 1, ROUNDS do l, r = r, l ~ (mix(r + key[round]) & mask) end
-      v = l << half | r
-    until v < n
-    return v
-  end
-end
-
--- ---- packing ---------------------------------------------------------------------------------
-
--- The fullest micro-batch that has room for a row of n tokens (best fit), a new one where none has; nil
--- when none may be added.
-local function place(self, bins, n)
-  local best
-  for _, b in ipairs(bins) do
-    if b.left >= n and #b < self.cfg.rows and (not best or b.left < best.left) then best = b end
-  end
-  if not best then
-    if #bins >= self.cfg.micros then return nil end
-    best = { left = self.cfg.micro_tokens }
-    bins[#bins + 1] = best
-  end
-  best.left = best.left - n
-  return best
-end
-
-local function pack(self, rows)
-  local bins = {}
-  for _, row in ipairs(rows) do
-    local b = place(self, bins, row.n)
-    if not b then return nil end
-    b[#b + 1] = row
-  end
-  return bins
-end
-
--- Longest rows first needs the fewest micro-batches almost always; the order of arrival always fits.
-local function pack_best(self, rows)
-  local sorted = table.move(rows, 1, #rows, 1, {})
-  table.sort(sorted, function(a, b)
-    if a.n ~= b.n then return a.n > b.n end
-    return a.at < b.at
-  end)
-  local by_length, by_arrival = pack(self, sorted), pack(self, rows)
-  return by_length and #by_length <= #by_arrival and by_length or by_arrival
-end
-
--- Cut rows in an order (position -> row) into parts: a part ends where the next row exceeds
--- step_tokens or fits no micro-batch. start: position of each part's first row, then their number.
-local function cut(self, order)
-  local start, bins, used = { 0 }, {}, 0
-  for at = 0, #self.index - 1 do
-    local tokens = self.index[order(at) + 1] & MAX_TOKENS
-    local fits = used == 0 or used + tokens <= self.cfg.step_tokens
-    local bin = fits and place(self, bins, tokens)
-    if not bin then
-      start[#start + 1] = at
-      bins, used = {}, 0
-      bin = place(self, bins, tokens)
-    end
-    bin[#bin + 1] = true
-    used = used + tokens
-  end
-  start[#start + 1] = #self.index
-  return { order = order, start = start }
+-- Tokens of each kept row, as fn(row from 0), and their number.
+local function tokens_of(self)
+  return { n = #self.index, tokens = function(row) return self.index[row + 1] & MAX_TOKENS end }
 end
 
 local function cut_epoch(self, epoch)
   if not self.cut or self.cut.epoch ~= epoch then
-    self.cut = cut(self, permutation(#self.index, self.cfg.seed, epoch))
+    self.cut = packing.cut(self.cfg, tokens_of(self), packing.permutation(#self.index, self.cfg.seed, epoch))
     self.cut.epoch = epoch
     self.first[epoch + 1] = self.first[epoch] + #self.cut.start - 1
   end
@@ -345,7 +255,7 @@ local function part(self, c, i)
     local id = c.order(at)
     rows[#rows + 1] = { id = id, at = at, n = self.index[id + 1] & MAX_TOKENS }
   end
-  for j, bin in ipairs(pack_best(self, rows)) do micros[j] = micro_batch(self, bin) end
+  for j, bin in ipairs(packing.pack(self.cfg, rows)) do micros[j] = micro_batch(self, bin) end
   return micros
 end
 
@@ -368,7 +278,7 @@ function loader:preview()
 end
 
 local function in_order(self)
-  self.plain = self.plain or cut(self, function(at) return at end)
+  self.plain = self.plain or packing.cut(self.cfg, tokens_of(self), function(at) return at end)
   return self.plain
 end
 

@@ -15,25 +15,25 @@ end
 local function start_rows(prompts, capacity, max_new)
   local rows = {}
   for i, ids in ipairs(prompts) do
-    if #ids == 0 then bs.fail(1, "prompt %d has no token", i) end
+    if #ids == 0 then bs.fail("error", "prompt %d has no token", i) end
     if #ids + max_new > capacity then
-      bs.fail(1, "prompt %d has %d tokens and may get %d more; there is room for %d", i, #ids, max_new, capacity)
+      bs.fail("error", "prompt %d has %d tokens and may get %d more; there is room for %d", i, #ids, max_new, capacity)
     end
     rows[i] = { index = i, pending = ids, at = 0, done = 0, new = {} }
   end
   return rows
 end
 
--- Pack what the rows have waiting into at most cfg.micros micro-batches. Returns them, and for each a list of
+-- Pack what the rows have waiting into at most batch.micros micro-batches. Returns them, and for each a list of
 -- its rows; `ends`: this piece is the last of what the row has waiting.
-local function pack(rows, cfg)
+local function pack(rows, batch)
   local micros, pieces, room = {}, {}, 0
   for _, row in ipairs(rows) do
     while row.at < #row.pending do
       local m = micros[#micros]
-      if room == 0 or #m.row_len == cfg.rows then
-        if #micros == cfg.micros then return micros, pieces end
-        m, room = { row_len = {}, ids = {}, row_id = {}, start = {} }, cfg.micro_tokens
+      if room == 0 or #m.row_len == batch.rows then
+        if #micros == batch.micros then return micros, pieces end
+        m, room = { row_len = {}, ids = {}, row_id = {}, start = {} }, batch.tokens
         micros[#micros + 1], pieces[#pieces + 1] = m, {}
       end
       local n = math.min(room, #row.pending - row.at)
@@ -77,15 +77,16 @@ local function goes_on(rows, max_new)
   return false
 end
 
---- Generate. prompts: list of lists of ids. o: {max_new, choose (sample.new), stops = {id -> true}, on_token(row,
--- id, reason) or nil}. Returns for each prompt {ids (a stop included), reason = "stop" or "length"}, and the
--- numbers of tokens and walks.
-function generate.run(job, prompts, o)
-  local all = start_rows(prompts, job.cfg.cache.tokens, o.max_new)
+--- Generate on an instance with a cache. prompts: list of lists of ids. o: {max_new, choose (sample.new), stops =
+-- {id -> true}, on_token(row, id, reason) or nil}. Returns for each prompt {ids (a stop included), reason = "stop" or
+-- "length"}, and the numbers of tokens and walks.
+function generate.run(inst, prompts, o)
+  local spec = inst.spec
+  local all = start_rows(prompts, spec.cache.tokens, o.max_new)
   local rows, tokens, walks = all, 0, 0
   while #rows > 0 do
-    local micros, pieces = pack(rows, job.cfg)
-    local logits = job:decode(micros, goes_on(rows, o.max_new))
+    local micros, pieces = pack(rows, spec.batch)
+    local logits = inst:decode(micros, { next = goes_on(rows, o.max_new) })
     walks = walks + 1
     for _, m in ipairs(micros) do tokens = tokens + #m.ids end
     rows = choose(rows, logits, pieces, o)

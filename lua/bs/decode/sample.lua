@@ -57,7 +57,9 @@ function sample.filter(v, o)
     if v[i] > max then max = v[i] end
     if v[i] ~= v[i] then max = math.huge end
   end
-  if max == math.huge or max == -math.huge then bs.fail(5, "the logits are not finite: no token can be chosen") end
+  if max == math.huge or max == -math.huge then
+    bs.fail("nonfinite", "the logits are not finite: no token can be chosen")
+  end
   if o.top_k > 0 and o.top_k < #v then least = kth_largest(v, o.top_k) end
   for i = 1, #v do
     if v[i] >= least then
@@ -89,7 +91,7 @@ function sample.new(o)
     local mine <close> = logits:slice_rows(at, at)
     if o.temperature == 0 then
       local best, gap = mine:argmax_rows()
-      if gap[1] ~= gap[1] then bs.fail(5, "the logits are not finite: no token can be chosen") end
+      if gap[1] ~= gap[1] then bs.fail("nonfinite", "the logits are not finite: no token can be chosen") end
       return best[1] - 1
     end
     local list, total = sample.filter(mine:table(), o)

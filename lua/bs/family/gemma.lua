@@ -4,7 +4,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "gemma" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "gemma" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -17,24 +17,10 @@ function M.config(hf)
     c.act = "gelu_tanh"
   end
   c.bias = r.flag("attention_bias", false)
+  c.o_bias = c.bias
   c.embed_scale, c.norm_one_plus = math.sqrt(c.channels), true
   c.rope = nn.rope_config(hf, c.head_dim)
   return c
-end
-
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
-
---- Tensors of one layer, in the order of its block.
-function M.tensors(c)
-  local t = {}
-  nn.vector(t, "input_layernorm.weight", c.channels)
-  nn.attention_tensors(t, c, c.bias, c.bias)
-  nn.vector(t, "post_attention_layernorm.weight", c.channels)
-  nn.mlp_tensors(t, c)
-  return t
 end
 
 --- x [T, channels] -> [T, channels]
@@ -46,9 +32,6 @@ function M.layer(c, w, x, ctx)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps, true)
   return nn.mlp(c, w.mlp, h, x)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.gemma

@@ -4,7 +4,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "gemma2" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "gemma2" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -20,11 +20,6 @@ function M.config(hf)
   c.rope = nn.rope_config(hf, c.head_dim)
   return c
 end
-
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)
@@ -49,9 +44,6 @@ function M.layer(c, w, x, ctx)
   h = norm(x, w.pre_feedforward_layernorm)
   return x + norm(nn.mlp(c, w.mlp, h), w.post_feedforward_layernorm)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.gemma

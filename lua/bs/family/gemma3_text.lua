@@ -6,14 +6,14 @@ local bs = require "bs"
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "gemma3_text" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "gemma3_text" } }
 
 -- Both layouts: one table a kind of layer, or flat keys that describe the full layers.
 local function ropes(hf, r, head_dim)
   local by_kind = type(hf.rope_parameters) == "table" and hf.rope_parameters or {}
   local full, sliding = by_kind.full_attention, by_kind.sliding_attention
   if (full == nil) ~= (sliding == nil) then
-    bs.fail(1, "config.json: 'rope_parameters' has only one of full_attention and sliding_attention")
+    bs.fail("error", "config.json: 'rope_parameters' has only one of full_attention and sliding_attention")
   end
   full = full and { rope_parameters = full, max_position_embeddings = hf.max_position_embeddings } or hf
   sliding = sliding and { rope_parameters = sliding }
@@ -43,11 +43,6 @@ function M.config(hf)
   return c
 end
 
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
-
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)
   local t = {}
@@ -74,9 +69,6 @@ function M.layer(c, w, x, ctx)
   h = norm(x, w.pre_feedforward_layernorm)
   return x + norm(nn.mlp(c, w.mlp, h), w.post_feedforward_layernorm)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.gemma

@@ -4,10 +4,9 @@
 local nn = require "bs.nn"
 local glm = require "bs.family.glm"
 
-local M = { model_types = { "glm4" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "glm4" } }
 
-M.config, M.embed, M.head, M.prefix = glm.config, glm.embed, glm.head, glm.prefix
-M.lora, M.chat = glm.lora, glm.chat
+M.config, M.lora, M.chat = glm.config, glm.lora, glm.chat
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)

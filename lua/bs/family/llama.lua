@@ -4,7 +4,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "llama" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "llama" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -12,23 +12,9 @@ function M.config(hf)
   local c = r.decoder {}
   c.act = r.act("hidden_act", "silu")
   c.bias, c.mlp_bias = r.flag("attention_bias", false), r.flag("mlp_bias", false)
+  c.o_bias = c.bias
   c.rope = nn.rope_config(hf, c.head_dim)
   return c
-end
-
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
-
---- Tensors of one layer, in the order of its block.
-function M.tensors(c)
-  local t = {}
-  nn.vector(t, "input_layernorm.weight", c.channels)
-  nn.attention_tensors(t, c, c.bias, c.bias)
-  nn.vector(t, "post_attention_layernorm.weight", c.channels)
-  nn.mlp_tensors(t, c, c.mlp_bias)
-  return t
 end
 
 --- x [T, channels] -> [T, channels]
@@ -40,9 +26,6 @@ function M.layer(c, w, x, ctx)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
   return nn.mlp(c, w.mlp, h, x)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.llama

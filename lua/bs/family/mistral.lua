@@ -4,7 +4,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "mistral" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "mistral" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -17,21 +17,6 @@ function M.config(hf)
   return c
 end
 
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
-
---- Tensors of one layer, in the order of its block.
-function M.tensors(c)
-  local t = {}
-  nn.vector(t, "input_layernorm.weight", c.channels)
-  nn.attention_tensors(t, c)
-  nn.vector(t, "post_attention_layernorm.weight", c.channels)
-  nn.mlp_tensors(t, c)
-  return t
-end
-
 --- x [T, channels] -> [T, channels]
 function M.layer(c, w, x, ctx)
   local a = w.self_attn
@@ -41,9 +26,6 @@ function M.layer(c, w, x, ctx)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
   return nn.mlp(c, w.mlp, h, x)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.mistral

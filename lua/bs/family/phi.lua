@@ -3,7 +3,7 @@
 -- on the head; a part of each head turns (Gunasekar et al. 2023).
 local nn = require "bs.nn"
 
-local M = { model_types = { "phi" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "phi" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -15,14 +15,11 @@ function M.config(hf)
   return c
 end
 
-M.embed = { name = "model.embed_tokens.weight" }
 M.head = {
   norm = "model.final_layernorm.weight", norm_bias = "model.final_layernorm.bias",
   weight = "lm_head.weight", bias = "lm_head.bias",
   apply = function(c, w, x) return nn.layernorm(x, w.norm, c.eps) end,
 }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)

@@ -4,7 +4,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "phi3" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "phi3" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -17,11 +17,6 @@ function M.config(hf)
   c.sliding = r.sliding(c.layers, function() return true end)
   return c
 end
-
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)

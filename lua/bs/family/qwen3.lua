@@ -3,7 +3,7 @@
 local chat = require "bs.chat"
 local nn = require "bs.nn"
 
-local M = { model_types = { "qwen3" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "qwen3" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
@@ -16,11 +16,6 @@ function M.config(hf)
   c.sliding = r.sliding(c.layers, function(i) return i >= first end)
   return c
 end
-
-M.embed = { name = "model.embed_tokens.weight" }
-M.head = { norm = "model.norm.weight", weight = "lm_head.weight" }
-
-function M.prefix(i) return ("model.layers.%d."):format(i) end
 
 --- Tensors of one layer, in the order of its block.
 function M.tensors(c)
@@ -44,9 +39,6 @@ function M.layer(c, w, x, ctx)
   h = nn.rmsnorm(x, w.post_attention_layernorm, c.eps)
   return nn.mlp(c, w.mlp, h, x)
 end
-
---- Groups of LoRA targets; "all" is every linear of a layer.
-M.lora = nn.lora
 
 --- The layout of a chat.
 M.chat = chat.qwen3

@@ -5,7 +5,7 @@
 local nn = require "bs.nn"
 local qwen3 = require "bs.family.qwen3"
 
-local M = { model_types = { "qwen3_vl" }, peft_prefix = "base_model.model." }
+local M = nn.decoder { model_types = { "qwen3_vl" } }
 
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)

@@ -23,10 +23,10 @@ local function forward_layers(list, m)
   for i = 0, m.config.layers - 1 do
     local layer = m.layers[i]
     if layer.groups then
-      visit(list, layer.mix.block, K.mix, i)
+      visit(list, layer.trunk.block, K.mix, i)
       for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts, i, g) end
     else
-      visit(list, layer.mix.block, K.forward, i)
+      visit(list, layer.trunk.block, K.forward, i)
     end
   end
 end
@@ -40,11 +40,11 @@ local function backward_layers(list, m, lowest)
   for i = m.config.layers - 1, lowest, -1 do
     local layer = m.layers[i]
     if layer.groups then
-      visit(list, layer.mix.block, K.remix, i)
+      visit(list, layer.trunk.block, K.remix, i)
       for g, group in ipairs(layer.groups) do visit(list, group.block, K.experts_backward, i, g) end
-      visit(list, layer.mix.block, K.mix_backward, i)
+      visit(list, layer.trunk.block, K.mix_backward, i)
     else
-      visit(list, layer.mix.block, K.backward, i)
+      visit(list, layer.trunk.block, K.backward, i)
     end
   end
 end

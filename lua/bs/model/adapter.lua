@@ -18,12 +18,12 @@ local refused = {
 
 local function check_config(path, config)
   if config.peft_type ~= nil and config.peft_type ~= "LORA" then
-    bs.fail(1, "%s: peft_type '%s'; only LORA adapters are supported", path, tostring(config.peft_type))
+    bs.fail("error", "%s: peft_type '%s'; only LORA adapters are supported", path, tostring(config.peft_type))
   end
   for key, plain in pairs(refused) do
     local v = config[key]
     if v ~= nil and v ~= bs.json.null and v ~= plain and not (type(v) == "table" and not next(v)) then
-      bs.fail(1, "%s: '%s' = %s is not supported", path, key, bs.json.encode(v))
+      bs.fail("error", "%s: '%s' = %s is not supported", path, key, bs.json.encode(v))
     end
   end
 end
@@ -37,20 +37,20 @@ end
 local function spec_of(path, config)
   for _, key in ipairs { "rank_pattern", "alpha_pattern" } do
     local v = given(config[key], {})
-    if type(v) ~= "table" then bs.fail(1, "%s: '%s' must be an object", path, key) end
+    if type(v) ~= "table" then bs.fail("error", "%s: '%s' must be an object", path, key) end
     for name in pairs(v) do
-      if type(name) ~= "string" then bs.fail(1, "%s: '%s' must be an object", path, key) end
+      if type(name) ~= "string" then bs.fail("error", "%s: '%s' must be an object", path, key) end
     end
   end
   for _, key in ipairs { "r", "lora_alpha" } do
-    if given(config[key]) == nil then bs.fail(1, "%s: '%s' is missing", path, key) end
+    if given(config[key]) == nil then bs.fail("error", "%s: '%s' is missing", path, key) end
   end
   local ok, spec = pcall(lora.spec, {
     rslora = given(config.use_rslora, false), r = config.r, alpha = config.lora_alpha,
     dropout = given(config.lora_dropout, 0), rank_pattern = given(config.rank_pattern, {}),
     alpha_pattern = given(config.alpha_pattern, {}),
   })
-  if not ok then bs.fail(1, "%s: %s", path, tostring(spec)) end
+  if not ok then bs.fail("error", "%s: %s", path, tostring(spec)) end
   return spec
 end
 
@@ -84,11 +84,11 @@ local function find_tensors(m, file)
     local full, ab = t.name:match("^(.*)%.lora_([AB])%.weight$")
     local name = full and full:sub(1, #prefix) == prefix and full:sub(#prefix + 1)
     if not name or not linears[name] then
-      bs.fail(1, "%s: tensor '%s' belongs to no linear of this model; is the adapter of another "
+      bs.fail("error", "%s: tensor '%s' belongs to no linear of this model; is the adapter of another "
         .. "model?", file:path(), t.name)
     end
     if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
-      bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
+      bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
     end
     found[name] = found[name] or {}
     found[name][ab == "A" and "a" or "b"] = t
@@ -106,17 +106,17 @@ local function match(m, spec, found, path)
     local f = found[a.full]
     if f then
       if not (f.a and f.b) then
-        bs.fail(1, "%s: '%s' has only one of lora_A and lora_B", path, a.full)
+        bs.fail("error", "%s: '%s' has only one of lora_A and lora_B", path, a.full)
       end
       local da, db = f.a.dims, f.b.dims
       if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
-        bs.fail(1, "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
+        bs.fail("error", "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
           path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
       end
       list[#list + 1] = a
     end
   end
-  if #list == 0 then bs.fail(1, "%s: holds no adapter for this model", path) end
+  if #list == 0 then bs.fail("error", "%s: holds no adapter for this model", path) end
   return list
 end
 
@@ -128,7 +128,7 @@ function adapter.open(m, dir, suffix)
   check_config(path, config)
   local spec = spec_of(path, config)
   local file, message = bs.safetensors.open(dir .. "/" .. TENSORS .. (suffix or ""))
-  if not file then bs.fail(1, "%s", message) end
+  if not file then bs.fail("error", "%s", message) end
   local tensors = find_tensors(m, file)
   local self = { config = config, spec = spec, file = file, tensors = tensors }
   self.list = match(m, spec, tensors, file:path())
@@ -155,48 +155,49 @@ local function sorted(set)
 end
 
 -- adapter_config.json as PEFT writes it: sorted keys, defaults spelled out.
-local function peft_config(job)
-  local null, m, first, spec = bs.json.null, job.model, job.adapters[1], job.lora_spec
+local function peft_config(spec)
+  local null, m, first, lora_spec = bs.json.null, spec.model, spec.adapters[1], spec.lora
   local targets, layers, wrapped, rank, alpha = {}, {}, {}, {}, {}
-  for _, a in ipairs(job.adapters) do
+  for _, a in ipairs(spec.adapters) do
     targets[a.full:match("[^.]+$")], layers[a.layer], wrapped[a.full] = true, true, true
-    if a.r ~= spec.r then rank[a.full] = a.r end
-    if a.alpha ~= spec.alpha then alpha[a.full] = a.alpha end
+    if a.r ~= lora_spec.r then rank[a.full] = a.r end
+    if a.alpha ~= lora_spec.alpha then alpha[a.full] = a.alpha end
   end
   local names, chosen = sorted(targets), sorted(layers)
   local some = #chosen < m.config.layers
   if not is_product(m, targets, layers, wrapped) then names, some = sorted(wrapped), false end
   return {
-    alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = job.cfg.model, bias = "none",
+    alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = spec.name, bias = "none",
     exclude_modules = null, fan_in_fan_out = false, inference_mode = true, init_lora_weights = true,
     layer_replication = null, layers_pattern = some and "layers" or null,
     layers_to_transform = some and chosen or null, loftq_config = {},
-    lora_alpha = spec.alpha, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
-    megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = spec.r,
+    lora_alpha = lora_spec.alpha, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
+    megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = lora_spec.r,
     rank_pattern = rank, revision = null, target_modules = names,
-    task_type = "CAUSAL_LM", use_dora = false, use_rslora = spec.rslora == true,
+    task_type = "CAUSAL_LM", use_dora = false, use_rslora = lora_spec.rslora == true,
   }
 end
 
---- Write the job's adapter to a folder (made if absent), matrix by matrix, as files whose names have the
--- suffix. Each is whole on the disk or not there.
-function adapter.write(job, dir, suffix)
+--- Write the adapters of a spec to a folder (made if absent), matrix by matrix, as files whose names have the suffix.
+-- params holds the values, by_name their ids (lora.register). Each file is whole on the disk or not there.
+function adapter.write(spec, params, by_name, dir, suffix)
   local list, ids = {}, {}
-  for _, a in ipairs(job.adapters) do
-    for id, dims in pairs { [a.a] = { a.r, a.inn }, [a.b] = { a.out, a.r } } do
+  for _, a in ipairs(spec.adapters) do
+    local of = by_name[a.full]
+    for id, dims in pairs { [of.a] = { a.r, a.inn }, [of.b] = { a.out, a.r } } do
       ids[#ids + 1] = id
-      list[#list + 1] = { name = job.params:name(id), dtype = "f32", dims = dims }
+      list[#list + 1] = { name = params:name(id), dtype = "f32", dims = dims }
     end
   end
   bs.mkdir(dir)
   local path = dir .. "/" .. TENSORS .. suffix
   local file <close> = bs.safetensors.writer(path, list, { format = "pt" })
   for _, id in ipairs(ids) do
-    local value <close> = job.params:get(id)
-    file:add(job.params:name(id), value)
+    local value <close> = params:get(id)
+    file:add(params:name(id), value)
   end
   file:finish()
-  bs.write_file(dir .. "/" .. CONFIG .. suffix, bs.json.encode(peft_config(job), { pretty = true }) .. "\n")
+  bs.write_file(dir .. "/" .. CONFIG .. suffix, bs.json.encode(peft_config(spec), { pretty = true }) .. "\n")
 end
 
 --- Put written files in the place of those in use.

@@ -8,24 +8,24 @@ local checkpoint = {}
 --- The whole file as a string, or a raised error.
 function checkpoint.read_file(path)
   local f, message = io.open(path, "rb")
-  if not f then bs.fail(1, "%s", message) end
+  if not f then bs.fail("error", "%s", message) end
   local text = f:read("a")
   f:close()
-  if not text then bs.fail(1, "%s: cannot be read (is it a folder?)", path) end
+  if not text then bs.fail("error", "%s: cannot be read (is it a folder?)", path) end
   return text
 end
 
 function checkpoint.read_json(path)
   local ok, value = pcall(bs.json.decode, checkpoint.read_file(path))
-  if not ok then bs.fail(1, "%s is not JSON: %s", path, tostring(value)) end
-  if type(value) ~= "table" then bs.fail(1, "%s: a JSON object is expected", path) end
+  if not ok then bs.fail("error", "%s is not JSON: %s", path, tostring(value)) end
+  if type(value) ~= "table" then bs.fail("error", "%s: a JSON object is expected", path) end
   return value
 end
 
 local function add_shard(self, dir, shard, wanted)
   local path = dir .. "/" .. shard
   local file, message = bs.safetensors.open(path)
-  if not file then bs.fail(1, "%s", message) end
+  if not file then bs.fail("error", "%s", message) end
   for _, t in ipairs(file:tensors()) do
     if wanted == nil or wanted[t.name] == shard then
       t.path = path
@@ -40,12 +40,12 @@ local function open_sharded(self, dir, index_path)
   local index = checkpoint.read_json(index_path)
   local map = index.weight_map
   if type(map) ~= "table" or not next(map) then
-    bs.fail(1, "%s: 'weight_map' is missing or empty", index_path)
+    bs.fail("error", "%s: 'weight_map' is missing or empty", index_path)
   end
   local shards, seen = {}, {}
   for name, shard in pairs(map) do
     if type(shard) ~= "string" or shard:find("/", 1, true) then
-      bs.fail(1, "%s: tensor '%s' maps to %s; the name of a file in the folder is expected",
+      bs.fail("error", "%s: tensor '%s' maps to %s; the name of a file in the folder is expected",
         index_path, name, bs.json.encode(shard))
     end
     if not seen[shard] then
@@ -59,13 +59,13 @@ local function open_sharded(self, dir, index_path)
     if not bs.is_file(dir .. "/" .. shard) then missing[#missing + 1] = shard end
   end
   if #missing > 0 then
-    bs.fail(1, "%s names files that are not there: %s; download them again", index_path,
+    bs.fail("error", "%s names files that are not there: %s; download them again", index_path,
       table.concat(missing, ", "))
   end
   for _, shard in ipairs(shards) do add_shard(self, dir, shard, map) end
   for name, shard in pairs(map) do
     if not self.tensors[name] then
-      bs.fail(1, "%s says that '%s' is in %s, but that file does not hold it", index_path, name, shard)
+      bs.fail("error", "%s says that '%s' is in %s, but that file does not hold it", index_path, name, shard)
     end
   end
 end
@@ -75,7 +75,7 @@ function checkpoint.open(dir)
   dir = dir:gsub("/+$", "")
   local self = { dir = dir, tensors = {}, files = {} }
   if not bs.is_file(dir .. "/config.json") then
-    bs.fail(1, "%s: there is no config.json; model= must name a Hugging Face checkpoint folder", dir)
+    bs.fail("error", "%s: there is no config.json; model= must name a Hugging Face checkpoint folder", dir)
   end
   self.config = checkpoint.read_json(dir .. "/config.json")
   local index = dir .. "/model.safetensors.index.json"
@@ -84,7 +84,7 @@ function checkpoint.open(dir)
   elseif bs.is_file(index) then
     open_sharded(self, dir, index)
   else
-    bs.fail(1, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir)
+    bs.fail("error", "%s: neither model.safetensors nor model.safetensors.index.json is there", dir)
   end
   return self
 end
@@ -119,16 +119,16 @@ local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
 function checkpoint.tensor(self, name, dims)
   local t = self.tensors[name]
   if not t then
-    bs.fail(1, "%s: tensor '%s' %s is missing; config.json asks for it", self.dir, name, shape(dims))
+    bs.fail("error", "%s: tensor '%s' %s is missing; config.json asks for it", self.dir, name, shape(dims))
   end
   if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
-    bs.fail(1, "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
+    bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
       t.dtype)
   end
   local same = #t.dims == #dims
   for i = 1, same and #dims or 0 do same = same and t.dims[i] == dims[i] end
   if not same then
-    bs.fail(1, "%s: tensor '%s' is %s, config.json implies %s", t.path, name, shape(t.dims),
+    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s", t.path, name, shape(t.dims),
       shape(dims))
   end
   return t

@@ -16,13 +16,13 @@ local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 --- A family with all that is required of one.
 function family.check(m, name)
   if type(m) ~= "table" or type(m.model_types) ~= "table" then
-    bs.fail(1, "family '%s': the module must return a table with model_types", name)
+    bs.fail("error", "family '%s': the module must return a table with model_types", name)
   end
   for _, key in ipairs(required) do
-    if m[key] == nil then bs.fail(1, "family '%s' lacks the field '%s'", name, key) end
+    if m[key] == nil then bs.fail("error", "family '%s' lacks the field '%s'", name, key) end
   end
   if not (m.layer or m.stages) then
-    bs.fail(1, "family '%s' needs layer(c, w, x, ctx) or stages", name)
+    bs.fail("error", "family '%s' needs layer(c, w, x, ctx) or stages", name)
   end
   return m
 end
@@ -31,7 +31,7 @@ end
 function family.find(hf)
   local kind = hf.model_type
   if type(kind) ~= "string" then
-    bs.fail(1, "config.json: 'model_type' is missing; it names the family, e.g. \"qwen3\"")
+    bs.fail("error", "config.json: 'model_type' is missing; it names the family, e.g. \"qwen3\"")
   end
   for _, name in ipairs(family.shipped) do
     local m = require("bs.family." .. name)
@@ -46,11 +46,11 @@ function family.find(hf)
         for _, t in ipairs(m.model_types) do
           if t == kind then return m end
         end
-        bs.fail(1, "family '%s' does not list model_type '%s' in its model_types", name, kind)
+        bs.fail("error", "family '%s' does not list model_type '%s' in its model_types", name, kind)
       end
     end
   end
-  bs.fail(1, "config.json: model_type '%s' has no family; there are %s (and any %s.lua on "
+  bs.fail("error", "config.json: model_type '%s' has no family; there are %s (and any %s.lua on "
     .. "package.path)", kind, table.concat(family.shipped, ", "), kind)
 end
 

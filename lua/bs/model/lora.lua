@@ -2,8 +2,8 @@
 --- Which linears get an adapter, and with which rank and scale (PEFT's rules: Hu et al. 2021, rsLoRA:
 -- Kalajdzievski 2023).
 local bs = require "bs"
-local args = require "bs.settings.args"
 local model = require "bs.model.model"
+local options = require "bs.settings.options"
 
 local lora = {}
 
@@ -18,7 +18,7 @@ local function by_pattern(patterns, full, default)
     if matches(full, key) then
       if found and found ~= value then
         local a, b = key < by and key or by, key < by and by or key
-        bs.fail(1, "'%s' matches two patterns with different values, '%s' and '%s'; one is expected", full, a, b)
+        bs.fail("error", "'%s' matches two patterns with different values, '%s' and '%s'; one is expected", full, a, b)
       end
       found, by = value, key
     end
@@ -30,54 +30,34 @@ end
 local function check_keys(name, patterns)
   for key in pairs(patterns or {}) do
     if not tostring(key):match("^[%w_.]+$") then
-      bs.fail(2, "lora: %s has the key '%s'; names of linears are supported, regular expressions are not", name, key)
+      bs.fail("usage", "lora: %s has the key '%s'; names of linears are supported, regular expressions are not", name,
+        key)
     end
   end
 end
 
--- What a specification may hold, and the types.
-local fields = {
-  r = "number", alpha = "number", targets = "list", top_fraction = "number", layers = "table",
-  rslora = "boolean", dropout = "number", rank_pattern = "table", alpha_pattern = "table",
+local RANK <const> = { type = "integer", least = 1, also = "an integer >= 1" }
+local ALPHA <const> = { type = "number", above = 0, below = math.huge, also = "a positive number" }
+
+-- What a specification may hold. top_fraction and layers are checked with the model's layers.
+local rules = {
+  r = { type = "integer", least = 1, also = "an integer >= 1", default = 16 }, alpha = ALPHA,
+  targets = { type = "list" }, top_fraction = { type = "number" }, layers = { type = "table" },
+  rslora = { type = "boolean" }, dropout = { type = "number", least = 0, below = 1, default = 0 },
+  rank_pattern = { type = "table" }, alpha_pattern = { type = "table" },
 }
-
-local function check(name, value, ok, expected)
-  if not ok then bs.fail(2, "lora: %s=%s; %s is expected", name, tostring(value), expected) end
-end
-
-local function check_rank(name, r)
-  check(name, r, math.type(r) == "integer" and r >= 1, "an integer >= 1")
-end
-
-local function check_alpha(name, alpha)
-  check(name, alpha, type(alpha) == "number" and alpha > 0 and alpha < math.huge, "a positive number")
-end
 
 --- A checked copy of a specification, its defaults filled in.
 function lora.spec(given)
-  local spec = { r = 16, dropout = 0 }
-  for key, value in pairs(given or {}) do
-    if not fields[key] then
-      bs.fail(2, "lora: unknown setting '%s'; did you mean %s?", tostring(key),
-        table.concat(args.nearest(tostring(key), fields), ", "))
-    end
-    local kind = fields[key]
-    check(key, value, type(value) == kind or kind == "list" and (type(value) == "table" or type(value) == "string"),
-      "a " .. kind)
-    spec[key] = value
-  end
-  check_rank("r", spec.r)
+  local spec = options.read("lora: ", given, rules)
   spec.alpha = spec.alpha or 2 * spec.r
-  check_alpha("alpha", spec.alpha)
   for _, t in ipairs(type(spec.targets) == "table" and spec.targets or {}) do
-    check("targets", t, type(t) == "string", "a list of names")
+    options.value("lora: ", "targets", t, { type = "string", also = "a list of names" })
   end
-  check_keys("rank_pattern", spec.rank_pattern)
-  check_keys("alpha_pattern", spec.alpha_pattern)
-  for key, r in pairs(spec.rank_pattern or {}) do check_rank("rank_pattern." .. key, r) end
-  for key, alpha in pairs(spec.alpha_pattern or {}) do check_alpha("alpha_pattern." .. key, alpha) end
-  local p = spec.dropout
-  check("dropout", p, type(p) == "number" and p >= 0 and p < 1, "a number in [0, 1)")
+  for name, rule in pairs { rank_pattern = RANK, alpha_pattern = ALPHA } do
+    check_keys(name, spec[name])
+    for key, value in pairs(spec[name] or {}) do options.value("lora: ", name .. "." .. key, value, rule) end
+  end
   return spec
 end
 
@@ -101,7 +81,7 @@ function lora.targets(m, wanted)
       add(name)
     end
   end
-  if #list == 0 then bs.fail(2, "targets: the list is empty; all, names of linears or of groups are expected") end
+  if #list == 0 then bs.fail("usage", "targets: the list is empty; all, names of linears or of groups are expected") end
   table.sort(list)
   return list
 end
@@ -112,16 +92,16 @@ function lora.layers(m, spec)
   if spec.layers then
     for _, i in ipairs(spec.layers) do
       if math.type(i) ~= "integer" or i < 0 or i >= L then
-        bs.fail(2, "layers: %s is not a layer of this model (0..%d)", tostring(i), L - 1)
+        bs.fail("usage", "layers: %s is not a layer of this model (0..%d)", tostring(i), L - 1)
       end
       set[i] = true
     end
-    if not next(set) then bs.fail(2, "layers: the list is empty; layers 0..%d are there", L - 1) end
+    if not next(set) then bs.fail("usage", "layers: the list is empty; layers 0..%d are there", L - 1) end
     return set
   end
   local f = spec.top_fraction or 1
   if type(f) ~= "number" or not (f > 0 and f <= 1) then
-    bs.fail(2, "top_fraction=%s; a number in (0, 1] is expected", tostring(f))
+    bs.fail("usage", "top_fraction=%s; a number in (0, 1] is expected", tostring(f))
   end
   for i = L - math.max(1, math.floor(L * f + 0.5)), L - 1 do set[i] = true end
   return set
@@ -151,21 +131,22 @@ function lora.select(m, spec)
   end)
   for _, t in ipairs(targets) do
     if not hits[t] then
-      bs.fail(1, "targets: '%s' matches no linear of the chosen layers; nearest: %s", t,
-        table.concat(args.nearest(t, leaves), ", "))
+      bs.fail("error", "targets: '%s' matches no linear of the chosen layers; nearest: %s", t,
+        table.concat(options.nearest(t, leaves), ", "))
     end
   end
   return list
 end
 
---- Register A [r, in] and B [out, r] of each adapter; fills .a and .b with parameter ids.
--- Returns the table that model.bind takes: linear name -> {a, b, scale, dropout}.
+--- Register A [r, in] and B [out, r] of each adapter as parameters. Returns linear name -> {a, b (ids), scale,
+-- dropout}.
 function lora.register(m, list, params)
   local by_name, prefix = {}, m.family.peft_prefix or "base_model.model."
   for _, a in ipairs(list) do
-    a.a = params:add(prefix .. a.full .. ".lora_A.weight", a.r, a.inn)
-    a.b = params:add(prefix .. a.full .. ".lora_B.weight", a.out, a.r)
-    by_name[a.full] = { a = a.a, b = a.b, scale = a.scale, dropout = a.dropout }
+    by_name[a.full] = {
+      a = params:add(prefix .. a.full .. ".lora_A.weight", a.r, a.inn),
+      b = params:add(prefix .. a.full .. ".lora_B.weight", a.out, a.r), scale = a.scale, dropout = a.dropout,
+    }
   end
   return by_name
 end

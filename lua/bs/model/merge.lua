@@ -22,12 +22,12 @@ local function prepare(m, out, overwrite)
   bs.check_folder(out)
   bs.mkdir(out)
   if bs.same_file(m.checkpoint.dir, out) then
-    bs.fail(2, "out=%s is the model's own folder; the base must stay as it is", out)
+    bs.fail("usage", "out=%s is the model's own folder; the base must stay as it is", out)
   end
   local there = assert(bs.list_folder(out))
   if #there > 0 and not overwrite then
-    bs.fail(2, "out=%s exists and holds %d entries ('%s'); an empty or absent folder, or overwrite=true, is expected",
-      out, #there, there[1])
+    bs.fail("usage", "out=%s exists and holds %d entries ('%s'); an empty or absent folder, or overwrite=true, is "
+      .. "expected", out, #there, there[1])
   end
   os.remove(out .. "/config.json")
 end
@@ -98,7 +98,7 @@ function merge.run(o)
     if o.say then o.say("%s: %d tensors merged", base_name(path), n) end
   end
   if result.tensors ~= #saved.list then
-    bs.fail(1, "%s: %d linears of the adapter, but %d were found in the model's files", o.adapter, #saved.list,
+    bs.fail("error", "%s: %d linears of the adapter, but %d were found in the model's files", o.adapter, #saved.list,
       result.tensors)
   end
   remove_stale(m, o.out)

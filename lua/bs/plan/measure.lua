@@ -30,7 +30,7 @@ end
 local function some_layers(m, most)
   local blocks, sum = {}, 0
   for i = 0, m.config.layers - 1 do
-    local b = m.layers[i].mix.block
+    local b = m.layers[i].trunk.block
     sum = sum + m.manifest:block_info(b).raw_bytes
     if #blocks > 0 and sum > most then break end
     blocks[#blocks + 1] = b

@@ -3,12 +3,6 @@
 -- them. It scores placements; it decides nothing. Times in seconds, rates in bytes/s and FLOP/s.
 local sim = {}
 
---- Rates by kind of device where a job gives none of its own: fixed, so that its plan never depends on the day.
-sim.rates = {
-  cpu = { disk = 2e9, link = 25e9, flops = 2e11 },
-  cuda = { disk = 2e9, link = 25e9, flops = 1e14 },
-}
-
 -- Bytes of the requests that a reader has in flight. With one staging slot it cannot run ahead: each block begins
 -- and ends with an empty queue, which was measured to cost as long as reading these.
 local IN_FLIGHT <const> = 64 << 20

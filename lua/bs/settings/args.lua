@@ -1,28 +1,16 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Arguments of recipes: `key=value` words against a table of settings, {name = {default, "help"}}; a
+--- Arguments of recipes: `key=value` words against a table of settings, {name = {default, "help"}}; a
 -- number may have bounds, {default, "help", least, most}, and a text the words that it may be.
 -- The type of a value is that of its default: a boolean, an integer, a float, a string, or a list
 -- (written a,b,c; its items take the type of the default's first item). Integers accept sizes (64MB,
 -- 1.5GiB), floats accept fractions (1/8). The word `help` prints the settings.
 
+local exit = require "bs.settings.exit"
+local options = require "bs.settings.options"
+
 local args = {}
 
----------------------------------------------------------------------------------------------------
--- Ending with an exit status
-
-local failure = {}
-failure.__index = failure
-function failure:__tostring() return self.message end
-
--- End the script with an exit status and a message; no traceback.
-function args.fail(code, fmt, ...)
-  error(setmetatable({bs_exit = code, message = string.format(fmt, ...)}, failure), 0)
-end
-
-local USAGE <const> = 2
-
----------------------------------------------------------------------------------------------------
--- Values
+-- ---- values ----------------------------------------------------------------------------------------
 
 local unit = {
   [""] = 1, b = 1,
@@ -30,7 +18,7 @@ local unit = {
   kib = 1024, mib = 1024^2, gib = 1024^3, tib = 1024^4,
 }
 
--- "64MB", "1.5GiB", "2e3": an integer, or nil.
+--- "64MB", "1.5GiB", "2e3": an integer, or nil.
 function args.size(text)
   local number, suffix = text:match "^([%d%.eE+-]-)%s*(%a*)$"
   if number and not tonumber(number) then number, suffix = text, "" end
@@ -39,7 +27,7 @@ function args.size(text)
   return math.tointeger(n * factor) or (factor > 1 and math.tointeger(n * factor // 1)) or nil
 end
 
--- "1/8", "0.5": a float, or nil.
+--- "1/8", "0.5": a float, or nil.
 function args.fraction(text)
   local a, b = text:match "^([^/]+)/([^/]+)$"
   a, b = tonumber(a or text), tonumber(b or 1)
@@ -74,23 +62,27 @@ local function list(text, default)
   return out
 end
 
+-- The rule of a setting (options.lua): bounds of a number, or the words that a text may be.
+local function rule_of(setting)
+  local k, least, most = kind(setting[1]), setting[3], setting[4]
+  if type(least) == "table" then return { words = least, also = "one of " .. table.concat(least, ", ") } end
+  if not least then return { type = "any" } end
+  return {
+    type = k == "integer" and k or "number", least = least, most = most,
+    also = most and ("%g to %g"):format(least, most) or ("at least %g"):format(least),
+  }
+end
+
 -- The value of a setting; nil and what is expected.
 local function read(text, setting)
-  local default, least, most = setting[1], setting[3], setting[4]
+  local default = setting[1]
   local k = kind(default)
   if k == "table" then return list(text, default) end
-  local value, wanted = convert[k](text), expected[k]
-  if type(least) == "table" then
-    wanted = "one of " .. table.concat(least, ", ")
-    for _, word in ipairs(least) do
-      if word == value then return value end
-    end
-    return nil, wanted
-  end
-  if value and least and (value < least or value > (most or value)) then
-    return nil, most and string.format("%g to %g", least, most) or string.format("at least %g", least)
-  end
-  return value, wanted
+  local value = convert[k](text)
+  if value == nil then return nil, type(setting[3]) == "table" and rule_of(setting).also or expected[k] end
+  local rule = rule_of(setting)
+  if not options.fits(rule, value) then return nil, rule.also end
+  return value
 end
 
 local function show(value)
@@ -103,57 +95,21 @@ local function show(value)
   return k == "float" and string.format("%.6g", value) or tostring(value)
 end
 
----------------------------------------------------------------------------------------------------
--- Names
+-- ---- parsing ---------------------------------------------------------------------------------------
 
--- Edits (insert, delete, replace, swap of neighbours) that turn a into b.
-local function distance(a, b)
-  local before, last = {}, {}
-  for j = 0, #b do last[j] = j end
-  for i = 1, #a do
-    local row = {[0] = i}
-    for j = 1, #b do
-      local same = a:byte(i) == b:byte(j)
-      row[j] = math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (same and 0 or 1))
-      if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
-        row[j] = math.min(row[j], before[j - 2] + 1)
-      end
-    end
-    before, last = last, row
-  end
-  return last[#b]
-end
-
--- The names of a table, those most like `word` first (by name without a word).
-function args.nearest(word, names)
-  local order, far = {}, {}
-  for name in pairs(names) do
-    order[#order + 1] = name
-    far[name] = word and distance(word, name) or 0
-  end
-  table.sort(order, function(a, b)
-    if far[a] ~= far[b] then return far[a] < far[b] end
-    return a < b
-  end)
-  return order
-end
-
----------------------------------------------------------------------------------------------------
--- Parsing
-
--- The text that `help` prints.
+--- The text that `help` prints.
 function args.help(settings, about)
   local width, out = 0, {about}
-  local names = args.nearest(nil, settings)
+  local names = options.nearest(nil, settings)
   for _, name in ipairs(names) do width = math.max(width, #name) end
   for _, name in ipairs(names) do
     local s = settings[name]
-    out[#out + 1] = string.format("  %-" .. width .. "s  %s [%s]", name, s[2] or "", show(s[1]))
+    out[#out + 1] = ("  %-" .. width .. "s  %s [%s]"):format(name, s[2] or "", show(s[1]))
   end
   return table.concat(out, "\n") .. "\n"
 end
 
--- Settings from a list of words. Returns their values by name, and a set of the names that were given.
+--- Settings from a list of words. Returns their values by name, and a set of the names that were given.
 -- A bad word ends the script with status 2; `help` prints the settings and ends it with status 0.
 function args.parse(words, settings, about)
   local out, given = {}, {}
@@ -165,16 +121,15 @@ function args.parse(words, settings, about)
     end
     local name, text = word:match "^([%w_]+)=(.*)$"
     if not name then
-      args.fail(USAGE, "'%s' is not of the form key=value ('help' lists the settings)", word)
+      exit.fail("usage", "'%s' is not of the form key=value ('help' lists the settings)", word)
     elseif not settings[name] then
-      args.fail(USAGE, "unknown setting '%s'; did you mean %s?", name,
-                table.concat(args.nearest(name, settings), ", "))
+      options.unknown("", name, settings)
     elseif given[name] then
-      args.fail(USAGE, "setting '%s' is given twice", name)
+      exit.fail("usage", "setting '%s' is given twice", name)
     end
     local value, wanted = read(text, settings[name])
     if value == nil then
-      args.fail(USAGE, "setting '%s': %s expected, got '%s'", name, wanted, text)
+      exit.fail("usage", "setting '%s': %s expected, got '%s'", name, wanted, text)
     end
     out[name], given[name] = value, true
   end

@@ -3,31 +3,32 @@
 -- is not finite, then a look at that block's weights in the files. Always ends with exit status 5.
 local bs = require "bs"
 
-local health = {}
+local diagnose = {}
 local PIECE <const> = 1 << 20 -- bytes of a file that are looked at together; whole elements of every dtype
 
-function health.finite_number(v) return v == v and v ~= math.huge and v ~= -math.huge end
+--- Is it a finite number?
+function diagnose.finite(v) return v == v and v ~= math.huge and v ~= -math.huge end
 
 -- A value that is not finite makes the error infinite, of an array against itself too.
 local function finite(a) return bs.array.rel_err(a, a) ~= math.huge end
 
 -- The first boundary (0 = embeddings, i = output of layer i-1) that is not finite, or nil.
-local function first_bad_boundary(job, micros)
+local function first_bad_boundary(inst, micros)
   local first
-  job:walk(micros, "loss", function(_, i, _, a)
+  inst:walk(micros, { mode = "loss", observe = function(_, i, _, a)
     if not first and not finite(a) then first = i end
-  end)
+  end })
   return first
 end
 
-local function suspect_blocks(job, boundary)
-  local m, blocks = job.model, {}
+local function suspect_blocks(m, boundary)
+  local blocks = {}
   if boundary == nil then
     blocks[1] = m.norm.block
     for _, t in ipairs(m.tiles) do blocks[#blocks + 1] = t.block end
   elseif boundary > 0 then
     local layer = m.layers[boundary - 1]
-    blocks[1] = layer.mix.block
+    blocks[1] = layer.trunk.block
     for _, g in ipairs(layer.groups or {}) do blocks[#blocks + 1] = g.block end
   end
   return blocks
@@ -40,7 +41,7 @@ local function finite_in_file(path, t)
   file:seek("set", t.offset)
   while left > 0 do
     local bytes = file:read(math.min(left, PIECE))
-    if not bytes then bs.fail(1, "%s ends inside tensor '%s'", path, t.name) end
+    if not bytes then bs.fail("error", "%s ends inside tensor '%s'", path, t.name) end
     if not finite(bs.array.new(t.dtype, { #bytes // #per }, bytes)) then return false end
     left = left - #bytes
   end
@@ -58,8 +59,8 @@ local function bad_tensor(m, blocks)
   end
 end
 
-local function bad_parameter(job)
-  local names, values = {}, job:parameters()
+local function bad_parameter(inst)
+  local names, values = {}, inst:parameters()
   for name in pairs(values) do names[#names + 1] = name end
   table.sort(names)
   for _, name in ipairs(names) do
@@ -68,26 +69,26 @@ local function bad_parameter(job)
 end
 
 --- Name what made `what` ("loss", ...) non-finite; raises with exit status 5.
-function health.diagnose(job, micros, what)
+function diagnose.run(inst, micros, what)
   local unchanged = "nothing was changed by this step"
-  local parameter = bad_parameter(job)
+  local parameter = bad_parameter(inst)
   if parameter then
-    bs.fail(5, "%s is not finite: %s '%s' holds NaN or infinity; %s", what,
-      job.model.updatable and "the weight" or "the adapter's", parameter, unchanged)
+    bs.fail("nonfinite", "%s is not finite: %s '%s' holds NaN or infinity; %s", what,
+      inst.spec.model.updatable and "the weight" or "the adapter's", parameter, unchanged)
   end
-  local boundary = first_bad_boundary(job, micros)
-  local m = job.model
-  local block, name, path = bad_tensor(m, suspect_blocks(job, boundary))
+  local boundary = first_bad_boundary(inst, micros)
+  local m = inst.spec.model
+  local block, name, path = bad_tensor(m, suspect_blocks(m, boundary))
   if not block and boundary == 0 then
     block, name = "embedding rows", m.family.embed.name
     path = m.checkpoint.tensors[name].path
   end
   if block then
-    bs.fail(5, "%s is not finite: block '%s', tensor '%s' of %s holds NaN or infinity; %s", what, block, name,
+    bs.fail("nonfinite", "%s is not finite: block '%s', tensor '%s' of %s holds NaN or infinity; %s", what, block, name,
       path, unchanged)
   end
-  bs.fail(5, "%s is not finite, though the weights are%s; %s: lower lr= or look at its data", what,
+  bs.fail("nonfinite", "%s is not finite, though the weights are%s; %s: lower lr= or look at its data", what,
     boundary and (" (first seen in the output of layer %d)"):format(boundary - 1) or "", unchanged)
 end
 
-return health
+return diagnose

@@ -2,10 +2,10 @@
 --- The training loop: steps over a data set, evaluation, progress lines, the saved adapter. While it runs,
 -- the first SIGINT or SIGTERM ends it at the border of a step; the program ends by that signal.
 local bs = require "bs"
-local plan = require "bs.plan.choose"
+local budget = require "bs.plan.budget"
 local schedule = require "bs.train.schedule"
 
-local run = {}
+local loop = {}
 
 -- The signals are the host program's; under a stock lua there is no such module.
 local host = package.preload["bs.host"] and require "bs.host"
@@ -23,7 +23,8 @@ local function mb(n) return ("%.1f MB"):format(n / 1e6) end
 
 -- Cumulative counters that a step's numbers are differences of.
 local function counters(job)
-  local s, r, b = job.stream:stats(), job.rows:stats(), job.store:stats()
+  local inst = job.instance
+  local s, r, b = inst.stream:stats(), inst.embedding:stats(), inst.store:stats()
   return {
     time = bs.now(), disk = s.disk_read, rows = r.read, link = s.link_bytes, boundary = b.out_bytes + b.back_bytes,
     stall = s.stall_disk_s + s.stall_pinned_s + s.stall_copy_s + s.stall_compute_s, disk_stall = s.stall_disk_s,
@@ -31,29 +32,30 @@ local function counters(job)
 end
 
 --- What is resident where, what the last step moved and what it waited for: one line.
-function run.residency(job, before, after)
-  local s, e, warm = job.stream:stats(), job.engine:stats(), job.placement:bytes(true)
+function loop.residency(job, before, after)
+  local inst = job.instance
+  local s, e, warm = inst.stream:stats(), inst.engine:stats(), inst.placement:bytes(true)
   local seconds, unpinned = math.max(after.time - before.time, 1e-9), job.device:props().unpinned_bytes
   return ("%d blocks on the device, %d in ram; pool %s of %s; step read %s (plan %s) + rows %s, link %s; "
-    .. "waited for disk %.0f%%%s"):format(s.resident_device, s.resident_host, plan.mib(e.peak_bytes),
-    plan.mib(e.pool_bytes), mb(after.disk - before.disk), mb(warm.disk_read), mb(after.rows - before.rows),
+    .. "waited for disk %.0f%%%s"):format(s.resident_device, s.resident_host, budget.mib(e.peak_bytes),
+    budget.mib(e.pool_bytes), mb(after.disk - before.disk), mb(warm.disk_read), mb(after.rows - before.rows),
     mb(after.link - before.link), 100 * (after.disk_stall - before.disk_stall) / seconds,
-    unpinned > 0 and ("; %s of ram are not page-locked"):format(plan.mib(unpinned)) or "")
+    unpinned > 0 and ("; %s of ram are not page-locked"):format(budget.mib(unpinned)) or "")
 end
 
 --- Mean loss over all rows of a data set, weighted by trained tokens; nil when a signal came.
-function run.evaluate(job, data)
+function loop.evaluate(job, data)
   local sum, n = 0, 0
   for i = 1, data:passes() do
     if interrupted() then return nil end
-    local loss, count = job:walk(data:pass(i), "loss")
+    local loss, count = job:walk(data:pass(i), { mode = "loss" })
     sum, n = sum + loss * count, n + count
   end
   return sum / n
 end
 
 local function held_out(job, o, when)
-  local loss = o.valid and run.evaluate(job, o.valid)
+  local loss = o.valid and loop.evaluate(job, o.valid)
   if loss then o.say("held-out loss %s %.4f (perplexity %.3f)", when, loss, math.exp(loss)) end
   return loss or nil
 end
@@ -74,7 +76,7 @@ local function one_step(job, o, step, result)
   o.say("step %d/%d | loss %.4f | lr %.2e | norm %.3f | %d tokens, %d trained | %.0f tok/s | %s left", step, o.steps,
     r.loss, lr, r.norm, r.tokens, r.labelled, result.tokens / result.step_seconds,
     clock(result.step_seconds / step * (o.steps - step)))
-  if step <= 2 or step % 10 == 0 or step == o.steps then o.say("  %s", run.residency(job, before, after)) end
+  if step <= 2 or step % 10 == 0 or step == o.steps then o.say("  %s", loop.residency(job, before, after)) end
 end
 
 local function save(job, o, result)
@@ -89,7 +91,7 @@ end
 -- of the adapter; it is saved before the last evaluation), say(fmt, ...) prints a line}. Returns {steps,
 -- tokens, losses, reads, first_eval, last_eval, seconds, step_seconds, data_seconds, saved, interrupted =
 -- "INT" or "TERM"}.
-function run.train(job, o)
+function loop.train(job, o)
   local _ <close> = host and host.hold()
   local every, start = o.valid and o.eval_every or 0, bs.now()
   local result = {
@@ -118,4 +120,4 @@ function run.train(job, o)
   return result
 end
 
-return run
+return loop

@@ -29,7 +29,7 @@ end
 function schedule.new(o)
   local f = shape[o.kind or "constant"]
   if not f then
-    bs.fail(2, "schedule=%s; one of %s is expected", tostring(o.kind), table.concat(schedule.kinds, ", "))
+    bs.fail("usage", "schedule=%s; one of %s is expected", tostring(o.kind), table.concat(schedule.kinds, ", "))
   end
   local warm = schedule.warmup(o.warmup or 0, o.steps)
   local after = o.steps - warm

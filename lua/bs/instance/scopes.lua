@@ -1,0 +1,98 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- What all visits share: the scope of a (visit, micro-batch), the context that a stage sees, the input of a layer,
+-- and the promise that a recompute repeats its forward.
+local bs = require "bs"
+local program = require "bs.instance.program"
+
+local scopes = {}
+
+-- ---- input of a layer ----------------------------------------------------------------------------------
+
+--- Rows of the embedding, from the host into the input of layer 0. Gathered one micro-batch at a time, while the
+-- device computes the one before.
+function scopes.gather(inst, p, j)
+  if inst.spec.model.embed or p.gathered[j] then return end
+  inst.embedding:gather(inst.store, inst.keys.h[0], j, inst.spec.model.embed_scale)
+  p.gathered[j] = true
+end
+
+--- The input of a layer's forward visit.
+function scopes.input(inst, p, visit, j)
+  if visit.layer == 0 then scopes.gather(inst, p, j) end
+  return inst.store:get(inst.keys.h[visit.layer], j)
+end
+
+--- Show a hidden state to the observer of the pass.
+function scopes.observe(inst, p, kind, layer)
+  if not p.observe then return end
+  for j = 0, p.micros - 1 do p.observe(kind, layer, j, inst.store:read(inst.keys.h[layer], j)) end
+end
+
+-- ---- scope and context ---------------------------------------------------------------------------------
+
+-- Attention that looks at the cache. on_attend: a dry run learns from the first layers what a cache has to hold.
+local function attend_cached(inst, p, ctx)
+  return function(q, k, v, cfg)
+    if inst.on_attend then inst.on_attend(ctx.layer, cfg.kv_heads * cfg.head_dim) end
+    return bs.op.attention(q, k, v, cfg, p.cache, ctx.layer)
+  end
+end
+
+-- What stages see of micro-batch j beside their arguments. One for all visits of a pass; only `layer` changes.
+-- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
+local function context(inst, p, j)
+  local longest = inst.batch:longest(j)
+  local function rotation(name)
+    local r = inst.rotations[name or "default"]
+    return longest > r.most and r.long or r.short
+  end
+  local ctx = {
+    micro = j, attend = bs.op.attention,
+    rope = function(x, heads, name) return bs.op.rope(x, rotation(name), heads) end,
+    norm_rope = function(x, w, eps, heads, name, one_plus)
+      return bs.op.norm_rope(x, w, eps, one_plus or false, rotation(name), heads)
+    end,
+    scope = { batch = inst.batch, micro = j, train = p.train, step = p.step },
+  }
+  if p.cache or inst.on_attend then ctx.attend = attend_cached(inst, p, ctx) end
+  return ctx
+end
+
+--- Open the scope of a (visit, micro-batch); tape: for a backward pass; suffix: of its label in messages. Returns it
+-- and the context of the micro-batch.
+function scopes.enter(inst, p, visit, j, tape, suffix)
+  if p.prepare then p.prepare(visit.layer, j) end
+  local ctx = p.context[j]
+  if not ctx then
+    ctx = context(inst, p, j)
+    p.context[j] = ctx
+  end
+  local o = ctx.scope
+  o.label = ("layer %d %s%s, micro-batch %d"):format(visit.layer, program.kind_name[visit.kind], suffix or "", j)
+  o.tape, ctx.layer = tape, visit.layer
+  return inst.engine:scope(o), ctx
+end
+
+-- ---- recompute -----------------------------------------------------------------------------------------
+
+--- Name of a stage's work on a micro-batch; part: "join", or the number of an expert.
+function scopes.key(layer, j, part)
+  local key = layer .. "/" .. j
+  return part and key .. "/" .. part or key
+end
+
+--- Remember which ops a stage's forward has issued. Returns their key.
+function scopes.remember(p, scope, layer, j, part)
+  local key = scopes.key(layer, j, part)
+  p.op_hash[key] = scope:hash()
+  return key
+end
+
+--- A stage must be pure: its recompute issues the ops of its forward, or gradients would be of something else.
+function scopes.compare(p, scope, layer, j, part)
+  if p.op_hash[scopes.key(layer, j, part)] == scope:hash() then return end
+  bs.fail("error", "layer %d: the recompute of this stage issued other ops than its forward; a stage must be a pure "
+    .. "function of (config, weights, x, ctx)", layer)
+end
+
+return scopes

@@ -1,0 +1,142 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- How a checkpoint is cut into blocks: which tensors form a layer, a stage, a group of experts, a tile of the head.
+-- The cut depends on the model's shapes only, never on a budget. `self` is the model that is being opened.
+local bs = require "bs"
+local checkpoint = require "bs.model.checkpoint"
+
+local blocks = {}
+
+local function add_tensor(self, block, spec, full)
+  local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
+  if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or full end
+  return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
+end
+
+-- One part of a layer (a whole dense layer, its mix, one expert): where its tensors ended up.
+local function add_part(self, block, prefix, specs)
+  local part = { block = block, prefix = prefix, tensor = {}, order = {} }
+  for _, spec in ipairs(specs) do
+    part.tensor[spec.name] = { id = add_tensor(self, block, spec, prefix .. spec.name), dims = spec.dims }
+    part.order[#part.order + 1] = spec.name
+  end
+  return part
+end
+
+local function bytes_of(self, prefix, specs)
+  local n = 0
+  for _, spec in ipairs(specs) do
+    n = n + checkpoint.tensor(self.checkpoint, prefix .. spec.name, spec.dims).bytes
+  end
+  return n
+end
+
+local function add_dense(self, i)
+  local fam, c = self.family, self.config
+  local block = self.manifest:block("layers." .. i, "layer")
+  return { trunk = add_part(self, block, fam.prefix(i), fam.tensors(c, i)) }
+end
+
+-- Experts are grouped so that a group is about as large as the mix part; `group` overrides it.
+local function add_staged(self, i, group)
+  local fam, c = self.family, self.config
+  local mix_specs, expert_specs = fam.tensors(c, i), fam.expert_tensors(c, i)
+  local count = fam.experts(c, i)
+  local mix = self.manifest:block(("layers.%d.mix"):format(i), "mix")
+  local layer = { groups = {}, experts = count }
+  layer.trunk = add_part(self, mix, fam.prefix(i), mix_specs)
+  if not group then
+    local one = bytes_of(self, fam.expert_prefix(i, 0), expert_specs)
+    group = math.max(1, bytes_of(self, fam.prefix(i), mix_specs) // one)
+  end
+  for first = 0, count - 1, group do
+    local n = math.min(group, count - first)
+    local block = self.manifest:block(("layers.%d.experts.%d"):format(i, first), "experts")
+    local g = { block = block, first = first, n = n, expert = {} }
+    for e = first, first + n - 1 do
+      g.expert[e] = add_part(self, block, fam.expert_prefix(i, e), expert_specs)
+    end
+    layer.groups[#layer.groups + 1] = g
+  end
+  return layer
+end
+
+-- Rows of the vocabulary as a block of their own.
+local function add_vocab(self, name, kind, t, first, n, bias)
+  local c, row = self.config, t.bytes // self.config.vocab
+  local b = { block = self.manifest:block(name, kind), first = first, n = n }
+  b.id = self.manifest:tensor(b.block, t.name, t.dtype, { n, c.channels }, self.manifest:file(t.path),
+    t.offset + first * row)
+  if bias then
+    b.bias = self.manifest:tensor(b.block, bias.name, bias.dtype, { n }, self.manifest:file(bias.path),
+      bias.offset + first * (bias.bytes // c.vocab))
+  end
+  return b
+end
+
+-- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
+-- experts do not count, so that their size changes no bits of the head. Each tile is a block; with `whole`
+-- the head is one block and tiles are rows of it, the embedding another, or the same where they are tied.
+local function add_tiles(self, largest, update)
+  local c, fam = self.config, self.family
+  local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
+  local name = fam.head.weight
+  -- A head that the file lacks is the embedding even where the config does not say so.
+  if c.tied or not self.checkpoint.tensors[name] then name = fam.embed.name end
+  self.head_name = name
+  self.tied = name == fam.embed.name
+  local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
+  local bias = fam.head.bias and checkpoint.tensor(self.checkpoint, fam.head.bias, { c.vocab })
+  for _, x in ipairs { embed, t, bias } do
+    if x.dtype ~= "f32" then self.not_f32 = self.not_f32 or x.name end
+  end
+  self.updatable = update and not self.not_f32
+  local whole
+  if self.updatable then
+    self.embed = add_vocab(self, "embed", "embed", embed, 0, c.vocab, self.tied and bias)
+    whole = self.tied and self.embed or add_vocab(self, "head", "tile", t, 0, c.vocab, bias)
+  end
+  local rows = math.min(math.max(largest // (t.bytes // c.vocab) // 64 * 64, 64), c.vocab)
+  self.tile_rows, self.tiles = rows, {}
+  for first = 0, c.vocab - 1, rows do
+    local n = math.min(rows, c.vocab - first)
+    self.tiles[#self.tiles + 1] = whole
+      and { block = whole.block, id = whole.id, bias = whole.bias, first = first, n = n, part = true }
+      or add_vocab(self, ("head.%d"):format(first), "tile", t, first, n, bias)
+  end
+  self.row_table = self.manifest:row_table(fam.embed.name, embed.dtype, c.vocab, c.channels,
+    self.manifest:file(embed.path), embed.offset)
+end
+
+-- The block of the final norm, and what applies it: the family's function, or RMS norm.
+local function add_norm(self)
+  local head, C = self.family.head, self.config.channels
+  local specs = { { name = head.norm, dims = { C } } }
+  if head.norm_bias then specs[2] = { name = head.norm_bias, dims = { C } } end
+  self.norm = add_part(self, self.manifest:block("norm", "norm"), "", specs)
+  self.final_norm = head.apply or function(c, w, x)
+    return bs.op.rmsnorm(x, w.norm, c.eps, c.norm_one_plus)
+  end
+end
+
+-- Bytes of the trunk of layer i.
+local function trunk_bytes(self, i)
+  local n, part = 0, self.layers[i].trunk
+  for _, t in pairs(part.tensor) do n = n + self.manifest:tensor_info(part.block, t.id).bytes end
+  return n
+end
+
+--- Cut a model whose family, config, checkpoint and manifest are there. o: see model.open.
+function blocks.cut(self, o)
+  local c, fam, largest = self.config, self.family, 0
+  for i = 0, c.layers - 1 do
+    local staged = fam.stages and (not fam.staged or fam.staged(c, i))
+    self.layers[i] = staged and add_staged(self, i, o.group) or add_dense(self, i)
+  end
+  add_norm(self)
+  for i = 0, c.layers - 1 do
+    largest = math.max(largest, trunk_bytes(self, i))
+  end
+  add_tiles(self, largest, o.update)
+end
+
+return blocks

@@ -1,0 +1,37 @@
+-- SPDX-License-Identifier: Apache-2.0
+local bs = require "bs"
+local checkpoint = require "bs.model.checkpoint"
+local family = require "bs.model.family"
+
+--- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
+-- an embedding of its own in +-1, vectors so that they change nothing. opts.seed, opts.family.
+local function create(dir, hf, opts)
+  local fam = opts and opts.family or family.find(hf)
+  local c, seed, arrays = fam.config(hf), opts and opts.seed or 1, {}
+  local function add(name, dims, bound)
+    local a = bs.array.new("f32", dims)
+    if #dims > 1 then
+      a:uniform(bound or 1 / math.sqrt(dims[#dims]), seed, name)
+    elseif not name:match("bias$") and not c.norm_one_plus then
+      for i = 1, dims[1] do a:set(i, 1) end
+    end
+    arrays[name] = a
+  end
+  local function add_all(prefix, specs)
+    for _, t in ipairs(specs) do add(prefix .. t.name, t.dims) end
+  end
+  for i = 0, c.layers - 1 do
+    add_all(fam.prefix(i), fam.tensors(c, i))
+    if fam.stages and (not fam.staged or fam.staged(c, i)) then
+      for e = 0, fam.experts(c, i) - 1 do add_all(fam.expert_prefix(i, e), fam.expert_tensors(c, i)) end
+    end
+  end
+  add(fam.embed.name, { c.vocab, c.channels }, not c.tied and 1 or nil)
+  if not c.tied then add(fam.head.weight, { c.vocab, c.channels }) end
+  add(fam.head.norm, { c.channels })
+  if fam.head.norm_bias then add(fam.head.norm_bias, { c.channels }) end
+  if fam.head.bias then add(fam.head.bias, { c.vocab }) end
+  checkpoint.write(dir, hf, arrays, "f32")
+end
+
+return create

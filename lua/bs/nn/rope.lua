@@ -1,0 +1,151 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Rotary frequencies: from a config.json in any published layout to the numbers that a rotation is made of.
+local bs = require "bs"
+local config = require "bs.nn.config"
+
+local rope = {}
+local present, shown, listed, wrong = config.present, config.shown, config.listed, config.wrong
+local MAX_HEAD_DIM <const> = 65536
+
+local function f32(v) return (string.unpack("<f", string.pack("<f", v))) end
+
+local function number(spec, name, key)
+  if type(spec[name]) ~= "number" or spec[name] <= 0 then
+    bs.fail("error", "config.json: rope type '%s' needs the positive number '%s'", spec.type, key or name)
+  end
+  return spec[name]
+end
+
+local kinds = {}
+
+function kinds.default(_, f) return f, 1.0 end
+
+function kinds.linear(spec, f)
+  local factor = number(spec, "factor")
+  for j = 1, #f do f[j] = f[j] / factor end
+  return f, 1.0
+end
+
+function kinds.llama3(spec, f)
+  local factor, old = number(spec, "factor"), number(spec, "old")
+  local low, high = number(spec, "low", "low_freq_factor"), number(spec, "high", "high_freq_factor")
+  for j = 1, #f do
+    local wave = 2 * math.pi / f[j]
+    if wave > old / low then
+      f[j] = f[j] / factor
+    elseif wave >= old / high then
+      local s = (old / wave - low) / (high - low)
+      f[j] = (1 - s) * f[j] / factor + s * f[j]
+    end
+  end
+  return f, 1.0
+end
+
+function kinds.yarn(spec, f)
+  local old, dim, base = number(spec, "old"), spec.dim, spec.theta
+  local factor = spec.factor or spec.max_position / old
+  local function corr(r) return dim * math.log(old / (2 * math.pi * r)) / (2 * math.log(base)) end
+  local low, high = corr(spec.beta_fast), corr(spec.beta_slow)
+  if spec.truncate then low, high = math.floor(low), math.ceil(high) end
+  low, high = math.max(low, 0), math.min(high, dim - 1)
+  if low == high then high = high + 0.001 end
+  for j = 1, #f do
+    local ramp = math.min(math.max((j - 1 - low) / (high - low), 0), 1)
+    f[j] = ramp * f[j] / factor + (1 - ramp) * f[j]
+  end
+  local function m(s, a) return s <= 1 and 1.0 or 0.1 * a * math.log(s) + 1.0 end
+  local scaling = spec.attention_factor
+  if not scaling then
+    local a, b = spec.mscale or 0, spec.mscale_all_dim or 0
+    scaling = (a ~= 0 and b ~= 0) and m(factor, a) / m(factor, b) or m(factor, 1)
+  end
+  return f, scaling
+end
+
+-- Two lists of divisors: for forwards whose longest row has up to `old` tokens, and for longer ones. The
+-- factor of cos and sin is the same for both (Ding et al. 2024).
+function kinds.longrope(spec, f, longest)
+  local old, name = number(spec, "old"), longest > spec.old and "long_factor" or "short_factor"
+  local by = spec[name]
+  if type(by) ~= "table" or #by ~= #f then
+    bs.fail("error", "config.json: rope type 'longrope' needs the list '%s' of %d numbers", name, #f)
+  end
+  for j = 1, #f do
+    if type(by[j]) ~= "number" or by[j] <= 0 then
+      bs.fail("error", "config.json: entry %d of '%s' is %s; a positive number is expected", j, name, tostring(by[j]))
+    end
+    f[j] = f[j] / by[j]
+  end
+  local factor = spec.factor or spec.max_position / old
+  return f, spec.attention_factor
+    or (factor <= 1 and 1.0 or math.sqrt(1 + math.log(factor) / math.log(old)))
+end
+
+--- Where the frequencies change with the length of a forward's longest row: the most tokens that the
+-- first table is for, or nil where one table serves all.
+function rope.switch(spec) return spec.type == "longrope" and spec.old or nil end
+
+--- Inverse frequencies of a spec config: a list of dim/2 numbers and the factor of cos and sin. longest:
+-- tokens of the forward's longest row (see rope.switch). Su et al. 2021 (default), Peng et al. 2023 (yarn).
+function rope.inv_freq(spec, longest)
+  local f = {}
+  for j = 0, spec.dim // 2 - 1 do f[j + 1] = f32(1.0 / spec.theta ^ (2 * j / spec.dim)) end
+  local kind = kinds[spec.type]
+  if not kind then
+    local names = {}
+    for name in pairs(kinds) do names[#names + 1] = name end
+    bs.fail("error", "config.json: rope type '%s' is not supported; known: %s", shown(spec.type), listed(names))
+  end
+  return kind(spec, f, longest or 1)
+end
+
+--- Rotary parameters of a config in any published layout: `rope_scaling` if not empty, else
+-- `rope_parameters`, else the top-level keys.
+-- Returns {type, theta, dim, ...} for rope.inv_freq. head_dim: entries of a head. defaults: the family's
+-- {theta, partial} and `names`, its own words for types {word = type}.
+function rope.config(hf, head_dim, defaults)
+  local p, d = {}, defaults or {}
+  for _, name in ipairs { "rope_parameters", "rope_scaling" } do
+    local v = hf[name]
+    if present(v) and type(v) ~= "table" then wrong(name, v, "an object") end
+    if present(v) and next(v) then p = v end
+  end
+  local function key(name, default)
+    if present(p[name]) then return p[name] end
+    if present(hf[name]) then return hf[name] end
+    return default
+  end
+  local function at_least_0(name, default)
+    local v = key(name, default)
+    if v ~= nil and (type(v) ~= "number" or not (v >= 0 and v < math.huge)) then wrong(name, v, "a number >= 0") end
+    return v
+  end
+  local kind = present(p.rope_type) and p.rope_type or present(p.type) and p.type or "default"
+  local partial = key("partial_rotary_factor", d.partial or 1)
+  local theta, max_pos = at_least_0("rope_theta", d.theta or 10000.0), at_least_0("max_position_embeddings", 2048)
+  if head_dim > MAX_HEAD_DIM then wrong("head_dim", head_dim, "at most " .. MAX_HEAD_DIM) end
+  if type(partial) ~= "number" or math.floor(head_dim * partial) % 2 ~= 0 or not (partial > 0 and partial <= 1)
+    or head_dim * partial < 2 then
+    bs.fail("error", "config.json: partial_rotary_factor %s of a head of %d; it must leave an even number of entries "
+      .. "to rotate", tostring(partial), head_dim)
+  end
+  if theta <= 0 then wrong("rope_theta", theta, "a positive number") end
+  local spec = {
+    type = d.names and d.names[kind] or kind, theta = theta,
+    dim = math.floor(head_dim * partial),
+    factor = at_least_0("factor"), low = at_least_0("low_freq_factor"), high = at_least_0("high_freq_factor"),
+    beta_fast = at_least_0("beta_fast", 32.0), beta_slow = at_least_0("beta_slow", 1.0),
+    truncate = key("truncate", true) ~= false,
+    attention_factor = at_least_0("attention_factor"), mscale = at_least_0("mscale"),
+    mscale_all_dim = at_least_0("mscale_all_dim"), max_position = max_pos,
+    short_factor = key("short_factor"), long_factor = key("long_factor"),
+    old = present(hf.original_max_position_embeddings) and hf.original_max_position_embeddings
+      or key("original_max_position_embeddings", max_pos),
+  }
+  -- An unknown type or a missing number is told when the model is opened.
+  rope.inv_freq(spec)
+  rope.inv_freq(spec, math.huge)
+  return spec
+end
+
+return rope
