@@ -42,12 +42,12 @@ local j <close> = job.new {
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"),
 }
 say("plan: %s", j:describe())
-local rows, message, why = data.open(cfg.data, {
+local rows, message, status = data.open(cfg.data, {
   vocab = j.model.config.vocab, text = formats.text(cfg.model, j.model.family.chat),
   micro_tokens = cfg.micro_tokens, step_tokens = cfg.pass_tokens, micros = j.cfg.micros, rows = j.cfg.rows,
   max_refused = cfg.max_refused, on_long = cfg.on_long,
 })
-if not rows then bs.fail(why, "%s", message) end
+if not rows then bs.fail(status, "%s", message) end
 say("%s: %s", cfg.data, rows:describe())
 local start = bs.now()
 local loss = loop.evaluate(j, rows)

@@ -116,17 +116,17 @@ local function unmasked(name)
   local dims, bytes, parts = a:dims(), a:bytes(), {}
   local row = dims[3] * 4
   for r, n in ipairs(rows.row_len) do
-    local at = (r - 1) * dims[2] * row
-    parts[r] = bytes:sub(at + 1, at + n * row)
+    local offset = (r - 1) * dims[2] * row
+    parts[r] = bytes:sub(offset + 1, offset + n * row)
   end
   return bs.array.new("f32", { total, dims[3] }, table.concat(parts))
 end
 
 local function scalar(v) return bs.array.new("f32", { 1 }, { v }) end
 
-local function reference_json(why)
+local function reference_json(reason)
   local path = cfg.reference:gsub("[^/]*$", "") .. "reference.json"
-  if not bs.is_file(path) then bs.fail("usage", "%s, so %s is needed", why, path) end
+  if not bs.is_file(path) then bs.fail("usage", "%s, so %s is needed", reason, path) end
   return checkpoint.read_json(path), path
 end
 

@@ -200,11 +200,11 @@ local function open_streamed(settings)
 end
 
 local function open_rows(j, path)
-  local rows, message, why = data.open(path, {
+  local rows, message, status = data.open(path, {
     vocab = config.vocab_size, text = formats.text(model_dir), micro_tokens = MICRO,
     step_tokens = MICRO * MICROS, micros = MICROS, rows = j.cfg.rows, seed = cfg.seed,
   })
-  return rows or bs.fail(why, "%s", message)
+  return rows or bs.fail(status, "%s", message)
 end
 
 local function finetune(j, report)

@@ -121,13 +121,13 @@ local function manifest_of(paths, size)
   local m, blocks, sum = bs.manifest.new(), {}, 0
   for _, path in ipairs(paths) do
     local f <close> = assert(io.open(path, "rb"))
-    local length, at = f:seek "end" // 2 * 2, 0
+    local length, offset = f:seek "end" // 2 * 2, 0
     local file = m:file(path)
-    while at < length and sum < size do
-      local n = math.min(16 * MIB, length - at, (size - sum + 1) // 2 * 2)
+    while offset < length and sum < size do
+      local n = math.min(16 * MIB, length - offset, (size - sum + 1) // 2 * 2)
       blocks[#blocks + 1] = m:block("part." .. #blocks, "layer")
-      m:tensor(blocks[#blocks], "bytes", "bf16", { n // 2 }, file, at)
-      at, sum = at + n, sum + n
+      m:tensor(blocks[#blocks], "bytes", "bf16", { n // 2 }, file, offset)
+      offset, sum = offset + n, sum + n
     end
   end
   m:finish()

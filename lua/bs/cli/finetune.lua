@@ -133,12 +133,12 @@ local function open_job(cfg, given)
 end
 
 local function open_rows(cfg, j, text, path)
-  local d, message, why = data.open(path, {
+  local d, message, status = data.open(path, {
     vocab = j.model.config.vocab, text = text, micro_tokens = cfg.micro_tokens,
     step_tokens = cfg.step_tokens, micros = j.cfg.micros, rows = j.cfg.rows, seed = cfg.seed,
     max_refused = cfg.max_refused, on_long = cfg.on_long,
   })
-  if not d then bs.fail(why, "%s", message) end
+  if not d then bs.fail(status, "%s", message) end
   say("%s: %s", path, d:describe())
   return d
 end

@@ -125,8 +125,8 @@ end
 local function llama2(messages)
   local list, text, token = builder()
   local rest, system = split_system(messages)
-  local ok, why = alternating(rest)
-  if not ok then return nil, why end
+  local ok, reason = alternating(rest)
+  if not ok then return nil, reason end
   for i, m in ipairs(rest) do
     local content = trim(m.content)
     if m.role == "assistant" then
@@ -154,8 +154,8 @@ end
 function chat.mistral(messages, ctx)
   local list, text, token = builder()
   local rest, system = split_system(messages)
-  local ok, why = alternating(rest)
-  if not ok then return nil, why end
+  local ok, reason = alternating(rest)
+  if not ok then return nil, reason end
   local space = (ctx.template == "" or mentions(ctx, "[INST] ")) and " " or ""
   token "<s>"
   for i, m in ipairs(rest) do
@@ -182,8 +182,8 @@ end
 function chat.gemma(messages, ctx)
   local list, text, token = builder()
   local rest, system = split_system(messages)
-  local ok, why = alternating(rest)
-  if not ok then return nil, why end
+  local ok, reason = alternating(rest)
+  if not ok then return nil, reason end
   token "<bos>"
   for i, m in ipairs(rest) do
     local content, answer = trim(m.content), m.role == "assistant"

@@ -76,8 +76,8 @@ local function encode_ids(self, row)
   local ids, bad = integers(row.input_ids, "input_ids", self.vocab)
   if not ids then return nil, bad end
   if not null(row.attention_mask) then
-    local mask, why = integers(row.attention_mask, "attention_mask", 2)
-    if not mask then return nil, why end
+    local mask, reason = integers(row.attention_mask, "attention_mask", 2)
+    if not mask then return nil, reason end
     if #mask ~= #ids then return nil, ("%d input_ids and %d in attention_mask"):format(#ids, #mask) end
     for i, v in ipairs(mask) do
       if v == 0 then
@@ -86,8 +86,8 @@ local function encode_ids(self, row)
     end
   end
   if null(row.labels) then return ids, ids end
-  local labels, why = integers(row.labels, "labels", self.vocab, NO_LOSS)
-  if not labels then return nil, why end
+  local labels, reason = integers(row.labels, "labels", self.vocab, NO_LOSS)
+  if not labels then return nil, reason end
   if #labels ~= #ids then
     return nil, ("%d input_ids and %d labels; they must be as many"):format(#ids, #labels)
   end
@@ -186,8 +186,8 @@ end
 local function encode_messages(self, row)
   local bad = check_messages(row.messages)
   if bad then return nil, bad end
-  local segments, why = self.chat(row.messages, self.context)
-  if not segments then return nil, "messages: " .. why end
+  local segments, reason = self.chat(row.messages, self.context)
+  if not segments then return nil, "messages: " .. reason end
   return encode_segments(self, segments)
 end
 
@@ -288,9 +288,9 @@ end
 --- ids and labels of a row (a decoded JSON value); nil and the reason when it is none.
 function methods:encode(row)
   if type(row) ~= "table" or row[1] ~= nil then return nil, "not a JSON object" end
-  local f, why, two = detect(row)
-  if self.format and not two then f = self.format end
-  if not f then return nil, why end
+  local f, reason, ambiguous = detect(row)
+  if self.format and not ambiguous then f = self.format end
+  if not f then return nil, reason end
   local bad = check_fields(self, f, row)
   if bad then return nil, bad end
   self.format = f

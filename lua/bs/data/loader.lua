@@ -92,20 +92,20 @@ local function take(self, line, where, offset)
 end
 
 local function read_file(self, file)
-  local at, number = 0, 0
+  local offset, number = 0, 0
   while true do
     local line, err = file.handle:read("L")
     if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), FAILED end
     if not line then break end
     number = number + 1
-    local start, text = at, line
-    at = at + #line
+    local start, text = offset, line
+    offset = offset + #line
     if number == 1 and line:sub(1, 3) == "\xEF\xBB\xBF" then start, text = 3, line:sub(4) end
     if text:find("%S") then
       take(self, text, ("%s:%d"):format(file.path, number), file.base + start)
     end
   end
-  file.bytes = at
+  file.bytes = offset
   return true
 end
 
@@ -115,8 +115,8 @@ local function open_files(self)
     local handle, err = io.open(path, "rb")
     if not handle then return nil, err, FAILED end
     self.files[i] = { path = path, handle = handle, base = base }
-    local ok, msg, code = read_file(self, self.files[i])
-    if not ok then return nil, msg, code end
+    local ok, message, status = read_file(self, self.files[i])
+    if not ok then return nil, message, status end
     base = base + self.files[i].bytes
     if base > MAX_BYTES then return nil, path .. ": the files are too large together", FAILED end
   end
@@ -176,11 +176,11 @@ function data.open(files, opts)
   local function none() return { count = 0, rows = {} } end
   self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(), too_long = none(),
     untrained = none() }
-  local ok, msg, code = open_files(self)
-  if ok then ok, msg, code = judge(self) end
+  local ok, message, status = open_files(self)
+  if ok then ok, message, status = judge(self) end
   if ok then return self end
   self:close()
-  return nil, msg, code
+  return nil, message, status
 end
 
 function loader:close()
@@ -251,9 +251,9 @@ end
 local function part(self, c, i)
   if #self.files == 0 then error("bs.data: the loader is closed", 3) end
   local rows, micros = {}, {}
-  for at = c.start[i], c.start[i + 1] - 1 do
-    local id = c.order(at)
-    rows[#rows + 1] = { id = id, at = at, n = self.index[id + 1] & MAX_TOKENS }
+  for position = c.start[i], c.start[i + 1] - 1 do
+    local id = c.order(position)
+    rows[#rows + 1] = { id = id, arrival = position, n = self.index[id + 1] & MAX_TOKENS }
   end
   for j, bin in ipairs(packing.pack(self.cfg, rows)) do micros[j] = micro_batch(self, bin) end
   return micros

@@ -55,13 +55,13 @@ local function pack_in_order(o, rows)
   return bins
 end
 
---- Rows ({n = tokens, at = order of arrival}) in micro-batches, a list of lists. Longest first needs the fewest almost
+--- Rows ({n = tokens, arrival = their order}) in micro-batches, a list of lists. Longest first needs the fewest almost
 -- always; the order of arrival always fits, since the rows were cut for it.
 function packing.pack(o, rows)
   local sorted = table.move(rows, 1, #rows, 1, {})
   table.sort(sorted, function(a, b)
     if a.n ~= b.n then return a.n > b.n end
-    return a.at < b.at
+    return a.arrival < b.arrival
   end)
   local by_length, by_arrival = pack_in_order(o, sorted), pack_in_order(o, rows)
   return by_length and #by_length <= #by_arrival and by_length or by_arrival
@@ -71,12 +71,12 @@ end
 -- o.step_tokens or fits no micro-batch. Returns {order, start = position of each part's first row, then their number}.
 function packing.cut(o, rows, order)
   local start, bins, used = { 0 }, {}, 0
-  for at = 0, rows.n - 1 do
-    local tokens = rows.tokens(order(at))
+  for position = 0, rows.n - 1 do
+    local tokens = rows.tokens(order(position))
     local fits = used == 0 or used + tokens <= o.step_tokens
     local bin = fits and place(o, bins, tokens)
     if not bin then
-      start[#start + 1] = at
+      start[#start + 1] = position
       bins, used = {}, 0
       bin = place(o, bins, tokens)
     end

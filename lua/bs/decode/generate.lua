@@ -19,7 +19,7 @@ local function start_rows(prompts, capacity, max_new)
     if #ids + max_new > capacity then
       bs.fail("error", "prompt %d has %d tokens and may get %d more; there is room for %d", i, #ids, max_new, capacity)
     end
-    rows[i] = { index = i, pending = ids, at = 0, done = 0, new = {} }
+    rows[i] = { index = i, pending = ids, packed = 0, position = 0, new = {} }
   end
   return rows
 end
@@ -29,19 +29,19 @@ end
 local function pack(rows, batch)
   local micros, pieces, room = {}, {}, 0
   for _, row in ipairs(rows) do
-    while row.at < #row.pending do
+    while row.packed < #row.pending do
       local m = micros[#micros]
       if room == 0 or #m.row_len == batch.rows then
         if #micros == batch.micros then return micros, pieces end
         m, room = { row_len = {}, ids = {}, row_id = {}, start = {} }, batch.tokens
         micros[#micros + 1], pieces[#pieces + 1] = m, {}
       end
-      local n = math.min(room, #row.pending - row.at)
-      table.move(row.pending, row.at + 1, row.at + n, #m.ids + 1, m.ids)
+      local n = math.min(room, #row.pending - row.packed)
+      table.move(row.pending, row.packed + 1, row.packed + n, #m.ids + 1, m.ids)
       local r = #m.row_len + 1
-      m.row_len[r], m.row_id[r], m.start[r] = n, row.index - 1, row.done
-      row.at, row.done, room = row.at + n, row.done + n, room - n
-      pieces[#pieces][r] = { row = row, ends = row.at == #row.pending }
+      m.row_len[r], m.row_id[r], m.start[r] = n, row.index - 1, row.position
+      row.packed, row.position, room = row.packed + n, row.position + n, room - n
+      pieces[#pieces][r] = { row = row, ends = row.packed == #row.pending }
     end
   end
   return micros, pieces
@@ -55,7 +55,7 @@ local function choose(rows, logits, pieces, o)
       if piece.ends then
         local id = o.choose(logits[j], r, row.index, #row.new + 1)
         row.new[#row.new + 1] = id
-        row.pending, row.at = { id }, 0
+        row.pending, row.packed = { id }, 0
         if o.stops[id] then row.reason = "stop" elseif #row.new == o.max_new then row.reason = "length" end
         if o.on_token then o.on_token(row.index, id, row.reason) end
       end
@@ -72,7 +72,7 @@ end
 -- Is there certainly a walk after this one? (A row may stop at any token, but not before its last piece.)
 local function goes_on(rows, max_new)
   for _, row in ipairs(rows) do
-    if row.at < #row.pending or #row.new + 1 < max_new then return true end
+    if row.packed < #row.pending or #row.new + 1 < max_new then return true end
   end
   return false
 end

@@ -87,8 +87,8 @@ end
 --- A chooser: fn(logits array, its row from 1, row counter, step counter) -> token id.
 -- o: {temperature (0: the most probable token), top_k, top_p, min_p, seed}.
 function sample.new(o)
-  return function(logits, at, row, step)
-    local mine <close> = logits:slice_rows(at, at)
+  return function(logits, index, row, step)
+    local mine <close> = logits:slice_rows(index, index)
     if o.temperature == 0 then
       local best, gap = mine:argmax_rows()
       if gap[1] ~= gap[1] then bs.fail("nonfinite", "the logits are not finite: no token can be chosen") end

@@ -27,7 +27,7 @@ local function run_passes(inst, keep)
 end
 
 -- Bytes with `keep` layers kept: the arena, and the fixed regions beside slots, homes and boundaries.
-local function measure(spec, keep, o)
+local function run(spec, keep, o)
   local m, homes = spec.model, {}
   for b = 0, m.n_blocks - 1 do homes[b] = b == m.norm.block and "gpu" or "disk" end
   local plan = { homes = homes, dev_slots = 1, host_slots = 1, boundaries = "device", rows = "disk", keep = keep }
@@ -49,7 +49,7 @@ function dry.needs(spec, workspace_bytes, cache_channels)
   local known = {}
   return function(keep)
     known[keep] = known[keep]
-      or measure(spec, keep, { workspace_bytes = workspace_bytes, cache_channels = cache_channels })
+      or run(spec, keep, { workspace_bytes = workspace_bytes, cache_channels = cache_channels })
     return known[keep]
   end
 end
@@ -58,7 +58,7 @@ end
 function dry.cache_channels(spec, workspace_bytes)
   local channels = {}
   for i = 1, spec.model.config.layers do channels[i] = 0 end
-  measure(spec, 0, { workspace_bytes = workspace_bytes, on_attend = function(layer, n) channels[layer + 1] = n end })
+  run(spec, 0, { workspace_bytes = workspace_bytes, on_attend = function(layer, n) channels[layer + 1] = n end })
   return channels
 end
 

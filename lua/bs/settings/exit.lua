@@ -17,10 +17,10 @@ function failure:__tostring() return self.message end
 
 local exit = { status = status }
 
---- End the script. why: a word of `status`, or a number; then a format and its values.
-function exit.fail(why, fmt, ...)
-  local code = math.type(why) == "integer" and why or status[why]
-  if not code then error(("bs.fail: '%s' is no exit status"):format(tostring(why)), 2) end
+--- End the script. word: one of `status`, or a number; then a format and its values.
+function exit.fail(word, fmt, ...)
+  local code = math.type(word) == "integer" and word or status[word]
+  if not code then error(("bs.fail: '%s' is no exit status"):format(tostring(word)), 2) end
   error(setmetatable({ bs_exit = code, message = fmt:format(...) }, failure), 0)
 end
 
