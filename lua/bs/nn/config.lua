@@ -32,6 +32,40 @@ local shown, listed, wrong = config.shown, config.listed, config.wrong
 -- Larger sizes are refused: a product of two then fits an integer.
 local MAX_COUNT <const> = 0x7FFFFFFF
 
+-- Which layers have the window: a list from 0 on, by `layer_types` if it is there, else rule(i).
+local function sliding(r, layers, rule)
+  local kinds, out = r.get("layer_types", false), {}
+  if kinds and (type(kinds) ~= "table" or #kinds ~= layers) then
+    wrong("layer_types", type(kinds) == "table" and #kinds .. " kinds" or kinds, "a list of " .. layers)
+  end
+  for i = 0, layers - 1 do
+    local kind = kinds and kinds[i + 1]
+    if kind and kind ~= "full_attention" and kind ~= "sliding_attention" then
+      wrong("layer_types", kind, "full_attention or sliding_attention")
+    end
+    if kind then out[i] = kind == "sliding_attention" else out[i] = rule(i) end
+  end
+  return out
+end
+
+-- The sizes that every decoder has; d: the family's own defaults of keys that it may leave out.
+local function decoder(r, d)
+  local c = {
+    vocab = r.count("vocab_size", d.vocab), channels = r.count("hidden_size", d.channels),
+    hidden = r.count("intermediate_size", d.hidden), layers = r.count("num_hidden_layers", d.layers),
+    heads = r.count("num_attention_heads", d.heads), eps = r.number("rms_norm_eps", d.eps or 1e-6),
+    tied = r.flag("tie_word_embeddings", d.tied or false),
+  }
+  local even = c.channels // c.heads
+  c.kv_heads = r.count("num_key_value_heads", d.kv_heads or c.heads, c.heads)
+  c.head_dim = r.count("head_dim", d.head_dim or even, even)
+  if c.heads % c.kv_heads ~= 0 then
+    bs.fail("error", "config.json: %d attention heads do not share %d key/value heads evenly", c.heads,
+      c.kv_heads)
+  end
+  return c
+end
+
 --- Reader of a config.json table for a family. A key whose default is nil must be there; null counts as
 -- absent, unless a value for null is given.
 function config.reader(hf, family)
@@ -80,39 +114,8 @@ function config.reader(hf, family)
     return v
   end
 
-  --- Which layers have the window: a list from 0 on, by `layer_types` if it is there, else rule(i).
-  function r.sliding(layers, rule)
-    local kinds, out = r.get("layer_types", false), {}
-    if kinds and (type(kinds) ~= "table" or #kinds ~= layers) then
-      wrong("layer_types", type(kinds) == "table" and #kinds .. " kinds" or kinds, "a list of " .. layers)
-    end
-    for i = 0, layers - 1 do
-      local kind = kinds and kinds[i + 1]
-      if kind and kind ~= "full_attention" and kind ~= "sliding_attention" then
-        wrong("layer_types", kind, "full_attention or sliding_attention")
-      end
-      if kind then out[i] = kind == "sliding_attention" else out[i] = rule(i) end
-    end
-    return out
-  end
-
-  --- The sizes that every decoder has; d: the family's own defaults of keys that it may leave out.
-  function r.decoder(d)
-    local c = {
-      vocab = r.count("vocab_size", d.vocab), channels = r.count("hidden_size", d.channels),
-      hidden = r.count("intermediate_size", d.hidden), layers = r.count("num_hidden_layers", d.layers),
-      heads = r.count("num_attention_heads", d.heads), eps = r.number("rms_norm_eps", d.eps or 1e-6),
-      tied = r.flag("tie_word_embeddings", d.tied or false),
-    }
-    local even = c.channels // c.heads
-    c.kv_heads = r.count("num_key_value_heads", d.kv_heads or c.heads, c.heads)
-    c.head_dim = r.count("head_dim", d.head_dim or even, even)
-    if c.heads % c.kv_heads ~= 0 then
-      bs.fail("error", "config.json: %d attention heads do not share %d key/value heads evenly", c.heads,
-        c.kv_heads)
-    end
-    return c
-  end
+  function r.sliding(layers, rule) return sliding(r, layers, rule) end
+  function r.decoder(defaults) return decoder(r, defaults) end
   return r
 end
 
