@@ -9,6 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . cmake/packages.sh
 need_packages "${build_packages[@]}" "${test_packages[@]}"
+want_packages "${optional_test_packages[@]}"
 
 passed=0 failed=0 failures=()
 
