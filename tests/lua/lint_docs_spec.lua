@@ -1,0 +1,27 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- tests/README.md names every file of the tests, and no other.
+package.path = "tests/support/?.lua;" .. package.path
+local sources = require "sources"
+
+describe("tests/README.md", function()
+  local page, files = sources.read "tests/README.md", {}
+  local found = sources.find("tests/c tests/lua tests/cli tests/support tests/fuzz tests/optional", "*")
+  table.move(sources.lines_of "ls tests/*.sh", 1, 1 << 10, #found + 1, found)
+  for _, path in ipairs(found) do files[path:match "[^/]+$"] = path end
+
+  local named, alone = {}, {} -- by the last part of a path; written without a folder
+  for name in page:gmatch "`([^`\n]+)`" do
+    named[name:match "[^/]+/?$"] = true
+    if name:find "^[%w_]+%.lua$" or name:find "^[%w_]+%.[ch]p*$" or name:find "^[%w_]+%.sh$" then alone[name] = true end
+  end
+  named["fuzz_safetensors.c"], named["fuzz_tokenizer.c"] = named["fuzz/"], named["fuzz/"]
+
+  it("names every file", function()
+    assert.is_true(#found > 100)
+    for name, path in pairs(files) do assert.is_true(named[name], path .. " is not named") end
+  end)
+
+  it("names no file that does not exist", function()
+    for name in pairs(alone) do assert.is_truthy(files[name], name .. " is named, but is not there") end
+  end)
+end)
