@@ -22,34 +22,52 @@ end
 describe("--doctor", function()
   teardown(function() os.execute("rm -rf '" .. tmp .. "'") end)
 
-  it("says what there is, how fast it is, and what is missing", function()
-    local code, out, err = doctor(("dir=%s/disk size=4MiB json=%s/out.json"):format(tmp, tmp))
-    assert.same({ 0, "" }, { code, err })
-    assert.matches("^bslua %d+%.%d+%.%d+ %(Lua 5%.4", out)
-    for _, name in ipairs { "cpu", "memory", "kernel", "disk", "gpu", "built" } do
-      assert.matches("\n  " .. name .. " +%S", out)
-    end
-    assert.matches("products [%d.]+ %uFLOP/s f32", out)
-    assert.matches("[%d.]+ GB/s %(%w+%+%w+, 4 MB of files made for it%)", out)
-    local r = bs.json.decode(slurp(tmp .. "/out.json"))
-    assert.is_true(r.ok)
-    assert.equal(bs.version, r.version)
-    assert.is_true(r.rates.cpu > 0 and r.rates.disk.rate > 0 and r.machine.cores >= 1)
-    assert.equal(4 << 20, r.rates.disk.bytes)
-    assert.is_string(r.machine.kernel)
-    assert.is_true(r.machine.memory_bytes >= r.machine.memory_available)
-    for _, n in ipairs(r.notes) do
-      assert.is_true(#n.what > 0 and #n.costs > 0 and #n.todo > 0)
-      assert.is_truthy(out:find("- " .. n.what .. "\n    costs: " .. n.costs .. "\n    to do: " .. n.todo, 1, true))
-    end
-    if r.gpu.usable then
-      assert.is_true(r.rates.gpu.copies_in > 0 and r.rates.gpu.copies_out > 0 and r.rates.gpu.product_bf16 > 0)
-    else
-      assert.is_string(r.gpu.problem)
-      assert.matches("\n  gpu +none: %S", out)
-      assert.matches("- no GPU is used: ", out)
-    end
-    assert.same({}, bs.list_folder(tmp .. "/disk"))
+  describe("on this machine", function()
+    local code, out, err, report, left
+    setup(function()
+      code, out, err = doctor(("dir=%s/disk size=4MiB json=%s/out.json"):format(tmp, tmp))
+      report, left = bs.json.decode(slurp(tmp .. "/out.json")), bs.list_folder(tmp .. "/disk")
+    end)
+
+    it("says what there is, and how fast it is", function()
+      assert.same({ 0, "" }, { code, err })
+      assert.matches("^bslua %d+%.%d+%.%d+ %(Lua 5%.4", out)
+      for _, name in ipairs { "cpu", "memory", "kernel", "disk", "gpu", "built" } do
+        assert.matches("\n  " .. name .. " +%S", out)
+      end
+      assert.matches("products [%d.]+ %uFLOP/s f32", out)
+      assert.matches("[%d.]+ GB/s %(%w+%+%w+, 4 MB of files made for it%)", out)
+    end)
+
+    it("writes the same as JSON", function()
+      local machine, rates = report.machine, report.rates
+      assert.is_true(report.ok)
+      assert.equal(bs.version, report.version)
+      assert.is_true(rates.cpu > 0 and rates.disk.rate > 0 and machine.cores >= 1)
+      assert.equal(4 << 20, rates.disk.bytes)
+      assert.is_string(machine.kernel)
+      assert.is_true(machine.memory_bytes >= machine.memory_available)
+    end)
+
+    it("says of all that is missing what it costs and what to do", function()
+      for _, n in ipairs(report.notes) do
+        assert.is_true(#n.what > 0 and #n.costs > 0 and #n.todo > 0)
+        assert.is_truthy(out:find("- " .. n.what .. "\n    costs: " .. n.costs .. "\n    to do: " .. n.todo, 1, true))
+      end
+    end)
+
+    it("measures a GPU that can be used, or says why there is none", function()
+      local gpu = report.rates.gpu
+      if report.gpu.usable then
+        assert.is_true(gpu.copies_in > 0 and gpu.copies_out > 0 and gpu.product_bf16 > 0)
+      else
+        assert.is_string(report.gpu.problem)
+        assert.matches("\n  gpu +none: %S", out)
+        assert.matches("- no GPU is used: ", out)
+      end
+    end)
+
+    it("leaves nothing in the folder whose disk it read", function() assert.same({}, left) end)
   end)
 
   it("reads a checkpoint where there is one", function()

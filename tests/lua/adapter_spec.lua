@@ -185,85 +185,108 @@ describe("a save", function()
     j:save(out .. "/untrained")
   end)
 
-  it("with a damaged file ends with status 6 and leaves the old one", function()
-    local dir = out .. "/damaged"
-    local j <close> = open { lora = { r = 4, alpha = 8, alpha_pattern = { q_proj = 4 } } }
-    train(j, 1)
-    j:save(dir)
-    local tensors, config = read(dir .. "/adapter_model.safetensors"), read(dir .. "/adapter_config.json")
-    train(j, 1)
-    local before = digest(j)
-    local function change(path, fn) bs.write_file(path, fn(read(path))) end
-    local tampers = {
-      { "has other bits", function(t)
-        change(t, function(s) return s:sub(1, -2) .. string.char(s:byte(-1) ~ 1) end)
+  describe("whose file is damaged before its test ends with status 6 and leaves the old one:", function()
+    local dir, j, tensors, config, before = out .. "/damaged", nil, nil, nil, nil
+    setup(function()
+      j = open { lora = { r = 4, alpha = 8, alpha_pattern = { q_proj = 4 } } }
+      train(j, 1)
+      j:save(dir)
+      tensors, config = read(dir .. "/adapter_model.safetensors"), read(dir .. "/adapter_config.json")
+      train(j, 1)
+      before = digest(j)
+    end)
+    teardown(function() j:close() end)
+
+    local function in_config(pattern, by)
+      return function(_, path) bs.write_file(path, (read(path):gsub(pattern, by))) end
+    end
+    local function cut(path, n) bs.write_file(path, read(path):sub(1, n)) end
+    -- {what is damaged, what is said, fn(path of the tensors, path of the config)}
+    local cases = {
+      { "a bit of a tensor", "has other bits", function(path)
+        local text = read(path)
+        bs.write_file(path, text:sub(1, -2) .. string.char(text:byte(-1) ~ 1))
       end },
-      { "cannot be read back", function(t) change(t, function(s) return s:sub(1, -5) end) end },
-      { "cannot be read back", function(_, c) change(c, function(s) return s:sub(1, 40) end) end },
-      { "has scale", function(_, c)
-        change(c, function(s) return (s:gsub('"lora_alpha": *8', '"lora_alpha": 9')) end)
-      end },
-      { "has scale", function(_, c)
-        change(c, function(s) return (s:gsub('"use_rslora": *false', '"use_rslora": true')) end)
-      end },
-      { "has scale", function(_, c)
-        change(c, function(s) return (s:gsub('"alpha_pattern": *%b{}', '"alpha_pattern": {}')) end)
-      end },
-      { "cannot be read back", function(t) os.remove(t) end },
-      { "is not in it", function(t)
-        local f <close>, arrays = assert(bs.safetensors.open(t)), {}
+      { "tensors that are cut", "cannot be read back", function(path) cut(path, -5) end },
+      { "a config that is cut", "cannot be read back", function(_, path) cut(path, 40) end },
+      { "another alpha", "has scale", in_config('"lora_alpha": *8', '"lora_alpha": 9') },
+      { "another kind of scale", "has scale", in_config('"use_rslora": *false', '"use_rslora": true') },
+      { "no pattern of alphas", "has scale", in_config('"alpha_pattern": *%b{}', '"alpha_pattern": {}') },
+      { "no tensors", "cannot be read back", function(path) os.remove(path) end },
+      { "tensors without one linear", "is not in it", function(path)
+        local f <close>, arrays = assert(bs.safetensors.open(path)), {}
         for _, d in ipairs(f:tensors()) do
           if not d.name:find("layers.0.mlp.up_proj", 1, true) then arrays[d.name] = f:read(d.name) end
         end
-        bs.safetensors.write(t, arrays, f:metadata())
+        bs.safetensors.write(path, arrays, f:metadata())
       end },
     }
-    for _, case in ipairs(tampers) do
-      local ok, err = pcall(save.adapter, j.instance, dir, case[2])
-      assert.is_false(ok)
-      assert.equal(6, err.bs_exit, tostring(err))
-      assert.is_truthy(tostring(err):find(case[1], 1, true), tostring(err))
-      assert.equal(tensors, read(dir .. "/adapter_model.safetensors"))
-      assert.equal(config, read(dir .. "/adapter_config.json"))
-      assert.same({ "adapter_config.json", "adapter_model.safetensors" }, bs.list_folder(dir))
-      assert.equal(before, digest(j))
+    for _, case in ipairs(cases) do
+      local what, text, damage = table.unpack(case)
+      it(what, function()
+        local ok, err = pcall(save.adapter, j.instance, dir, damage)
+        assert.is_false(ok)
+        assert.equal(6, err.bs_exit, tostring(err))
+        assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
+        assert.equal(tensors, read(dir .. "/adapter_model.safetensors"))
+        assert.equal(config, read(dir .. "/adapter_config.json"))
+        assert.same({ "adapter_config.json", "adapter_model.safetensors" }, bs.list_folder(dir))
+        assert.equal(before, digest(j))
+      end)
     end
-    j:save(dir)
-    assert.not_equal(tensors, read(dir .. "/adapter_model.safetensors"))
+
+    it("the next one, which is whole, takes its place", function()
+      j:save(dir)
+      assert.not_equal(tensors, read(dir .. "/adapter_model.safetensors"))
+    end)
   end)
 
-  it("tests the effect on logits", function()
-    local dir = out .. "/effect"
-    local j <close> = open { lora = { r = 4 } }
-    train(j, 1)
-    local inst = j.instance
-    local walk = inst.walk
-    local function expect(text)
+  describe("is tested by its effect on logits:", function()
+    local dir, j, inst, walk = out .. "/effect", nil, nil, nil
+    before_each(function()
+      j = open { lora = { r = 4 } }
+      train(j, 1)
+      inst = j.instance
+      walk = inst.walk
+    end)
+    after_each(function() j:close() end)
+
+    -- The save fails its test, says so and leaves nothing.
+    local function refused(text)
       local ok, err = pcall(j.save, j, dir)
       assert.is_false(ok)
       assert.equal(6, err.bs_exit)
       assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
       assert.same({}, bs.list_folder(dir))
     end
-    inst.walk = function(self, micros, o) return walk(self, micros, { mode = o.mode }) end -- the variants are not set
-    expect("it has no effect")
-    local calls = 0
-    inst.walk = function(...)
-      local got = walk(...)
-      calls = calls + 1
-      if calls == 2 then got[1]:set(1, 0) end
-      return got
-    end
-    expect("differ from the live model's")
-    inst.walk = function(self, micros, o)
-      walk(self, micros, o)
-      error("disk fell out")
-    end
-    local before = digest(j)
-    assert.error_matches(function() j:save(dir) end, "disk fell out")
-    assert.equal(before, digest(j))
-    inst.walk = nil
-    j:save(dir)
+
+    it("an adapter that changes none is refused", function()
+      inst.walk = function(self, micros, o) return walk(self, micros, { mode = o.mode }) end -- the variants are not set
+      refused "it has no effect"
+    end)
+
+    it("one that gives others than the live model is refused", function()
+      local calls = 0
+      inst.walk = function(...)
+        local got = walk(...)
+        calls = calls + 1
+        if calls == 2 then got[1]:set(1, 0) end
+        return got
+      end
+      refused "differ from the live model's"
+    end)
+
+    it("a test that itself fails leaves the parameters as they were, and the job able to save", function()
+      local before = digest(j)
+      inst.walk = function(self, micros, o)
+        walk(self, micros, o)
+        error("disk fell out")
+      end
+      assert.error_matches(function() j:save(dir) end, "disk fell out")
+      assert.equal(before, digest(j))
+      inst.walk = nil
+      j:save(dir)
+    end)
   end)
 
   it("holds one matrix of the adapter in memory at a time", function()

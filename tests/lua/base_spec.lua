@@ -155,18 +155,20 @@ describe("base training", function()
     assert.equal(e.pool_bytes, e.peak_bytes)
   end)
 
-  it("reaches experts, biases of the head and tensors that no stage uses", function()
+  it("reaches the experts of a staged family", function()
     local dir = tiny.folder("base-staged")
     tiny.checkpoint(dir, soft_gate, tiny.soft_gate_config(), "f32")
     local j <close> = open(dir, { family = soft_gate })
-    local m = { tiny.micro(1, 200, { 12 }), tiny.micro(2, 200, { 20 }) }
+    local micros = { tiny.micro(1, 200, { 12 }), tiny.micro(2, 200, { 20 }) }
     local first, last
     for s = 1, 60 do
-      last = j:step(m, { lr = 3e-3, next = s < 60 }).loss
+      last = j:step(micros, { lr = 3e-3, next = s < 60 }).loss
       first = first or last
     end
     assert.is_true(last < 0.5 * first, ("%g -> %g"):format(first, last))
+  end)
 
+  it("reaches the bias of a head, and keeps tensors that no stage uses", function()
     local config = {
       model_type = "phi", vocab_size = 300, hidden_size = 32, intermediate_size = 48, num_hidden_layers = 2,
       num_attention_heads = 4, num_key_value_heads = 4, layer_norm_eps = 1e-5, rope_theta = 10000.0,
@@ -178,15 +180,15 @@ describe("base training", function()
     local old <close> = assert(bs.safetensors.open(biased .. "/model.safetensors"))
     for _, t in ipairs(old:tensors()) do arrays[t.name] = old:read(t.name) end
     bs.safetensors.write(biased .. "/model.safetensors", arrays)
-    local k <close> = open(biased)
-    for s = 1, 20 do k:step(micros_of(1), { lr = 3e-3, next = s < 20 }) end
-    k:save_base(biased .. "/saved")
+    local trained <close> = open(biased)
+    for s = 1, 20 do trained:step(micros_of(1), { lr = 3e-3, next = s < 20 }) end
+    trained:save_base(biased .. "/saved")
     local new <close> = assert(bs.safetensors.open(biased .. "/saved/model.safetensors"))
     assert.equal(#old:tensors() + 1, #new:tensors())
     assert.equal(arrays["vision.patch.weight"]:hash(), new:read("vision.patch.weight"):hash())
     assert.not_equal(arrays["lm_head.bias"]:hash(), new:read("lm_head.bias"):hash())
     local again <close> = open(biased .. "/saved", { trainable = "none", home = "ram" })
-    assert.equal(k:walk(micros_of(1), { mode = "loss" }), again:walk(micros_of(1), { mode = "loss" }))
+    assert.equal(trained:walk(micros_of(1), { mode = "loss" }), again:walk(micros_of(1), { mode = "loss" }))
   end)
 
   it("leaves weights alone in a step that fails", function()

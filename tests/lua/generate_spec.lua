@@ -176,7 +176,7 @@ describe("a job with a cache", function()
     assert.is_true(j.instance.engine:stats().peak_bytes <= least)
   end)
 
-  it("refuses rows that it has no room for, and goes on", function()
+  it("refuses rows and positions that it has no room for", function()
     local j <close> = job.new(settings { cache = { rows = 2, tokens = 6 } })
     local function refused(micro, text)
       local ok, err = pcall(j.decode, j, { micro })
@@ -186,18 +186,28 @@ describe("a job with a cache", function()
     refused({ row_len = { 1 }, ids = { 1 }, row_id = { 2 } }, "rows 2..2; the cache has rows 0..1")
     refused({ row_len = { 7 }, ids = { 1, 2, 3, 4, 5, 6, 7 } }, "position 6; the cache has room for 6")
     refused({ row_len = { 1 }, ids = { 1 }, start = { -1 } }, "starts at position -1")
+  end)
+
+  it("refuses prompts whose answers it has no room for, and goes on with shorter ones", function()
+    local j <close> = job.new(settings { cache = { rows = 2, tokens = 6 } })
     local prompts = prompts_of(vocab, { 4, 2 })
     local ok, err = pcall(run, j, prompts, 3)
     assert.is_false(ok)
     assert.matches("prompt 1 has 4 tokens and may get 3 more; there is room for 6", tostring(err), 1, true)
     local results = run(j, prompts, 2)
     assert.equal(2, #results[1].ids)
-    local k <close> = job.new { model = dir, trainable = "none", micro_tokens = 8 }
-    ok, err = pcall(k.decode, k, { { row_len = { 1 }, ids = { 1 } } })
+  end)
+
+  it("needs cache= to decode", function()
+    local j <close> = job.new { model = dir, trainable = "none", micro_tokens = 8 }
+    local ok, err = pcall(j.decode, j, { { row_len = { 1 }, ids = { 1 } } })
     assert.is_false(ok)
     assert.matches("without cache=", tostring(err), 1, true)
+  end)
+
+  it("has a number of rows and of tokens, or is refused with status 2", function()
     for _, cache in ipairs { {}, { rows = 0, tokens = 1 }, { rows = 1, tokens = "x" } } do
-      ok, err = pcall(job.new, settings { cache = cache })
+      local ok, err = pcall(job.new, settings { cache = cache })
       assert.is_false(ok)
       assert.equal(2, err.bs_exit)
     end

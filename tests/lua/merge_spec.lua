@@ -3,9 +3,11 @@
 -- base and adapter computed.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
+local adapter = require "bs.model.adapter"
 local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"
 local merge = require "bs.model.merge"
+local model = require "bs.model.model"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -14,8 +16,8 @@ local out = tiny.folder("merge")
 local micro = tiny.micro(1, 40, { 7, 12 })
 
 -- An adapter with nonzero B for a model, as a PEFT folder.
-local function trained_adapter(model, dir, lora)
-  local j <close> = job.new { model = model, lora = lora, micro_tokens = 24 }
+local function trained_adapter(base, dir, lora)
+  local j <close> = job.new { model = base, lora = lora, micro_tokens = 24 }
   for _ = 1, 3 do j:step({ micro }, { lr = 2e-2 }) end
   j:save(dir)
 end
@@ -67,37 +69,48 @@ describe("merging", function()
     { "qwen3_f16", { r = 2, alpha_pattern = { o_proj = 9 } }, 2e-3 },
   } do
     local name, spec, bound = table.unpack(case)
-    it(name .. " changes the targets, and only those", function()
+    describe(name, function()
       local base, dir, merged = "tests/data/" .. name, out .. "/a-" .. name, out .. "/m-" .. name
-      trained_adapter(base, dir, spec)
-      local result = merge.run { model = base, adapter = dir, out = merged, threads = 2 }
-      local before, after, changed = tensors_of(base), tensors_of(merged), 0
-      local saved <close> = require("bs.model.adapter").open(require("bs.model.model").open(base), dir)
-      for _, a in ipairs(saved.list) do
-        local key = a.full .. ".weight"
-        local first, second = saved:read(a.full)
-        local want = changed < 4 and expected(before[key], first, second, a.scale) or {} -- plain Lua is slow
-        local got = after[key]:table()
-        for i = 1, #want do
-          local slack = 0.5001 * ulp(before[key]:dtype(), want[i]) + 2e-7 * (math.abs(want[i]) + 1)
-          assert.is_true(math.abs(got[i] - want[i]) <= slack, key .. " " .. i)
+      local result, before, after, saved
+      setup(function()
+        trained_adapter(base, dir, spec)
+        result = merge.run { model = base, adapter = dir, out = merged, threads = 2 }
+        before, after = tensors_of(base), tensors_of(merged)
+        saved = adapter.open(model.open(base), dir)
+      end)
+      teardown(function() saved:close() end)
+
+      it("has targets of the formula's numbers, in their dtype", function()
+        for i, a in ipairs(saved.list) do
+          local key = a.full .. ".weight"
+          local first, second = saved:read(a.full)
+          local want = i <= 4 and expected(before[key], first, second, a.scale) or {} -- plain Lua is slow
+          local got = after[key]:table()
+          for at = 1, #want do
+            local slack = 0.5001 * ulp(before[key]:dtype(), want[at]) + 2e-7 * (math.abs(want[at]) + 1)
+            assert.is_true(math.abs(got[at] - want[at]) <= slack, key .. " " .. at)
+          end
+          assert.equal(before[key]:dtype(), after[key]:dtype())
         end
-        assert.equal(before[key]:dtype(), after[key]:dtype())
-        assert.not_equal(before[key]:hash(), after[key]:hash())
-        before[key], after[key] = nil, nil
-        changed = changed + 1
-      end
-      assert.equal(changed, result.tensors)
-      for key, value in pairs(before) do
-        assert.equal(value:hash(), after[key]:hash(), key)
-        after[key] = nil
-      end
-      assert.is_nil(next(after))
-      assert.equal(read(base .. "/config.json"), read(merged .. "/config.json"))
-      local want, got = logits { model = base, adapter = dir }, logits { model = merged, trainable = "none" }
-      local err = bs.array.rel_err(got, want)
-      assert.is_true(err <= bound, ("%s: logits differ by %.2e"):format(name, err))
-      assert.is_true(bs.array.rel_err(logits { model = base, trainable = "none" }, want) > 10 * err)
+      end)
+
+      it("differs from its base in all targets, and in nothing else", function()
+        local target = {}
+        for _, a in ipairs(saved.list) do target[a.full .. ".weight"] = true end
+        assert.equal(#saved.list, result.tensors)
+        for key, value in pairs(before) do
+          assert.equal(not target[key], value:hash() == after[key]:hash(), key)
+        end
+        for key in pairs(after) do assert.is_truthy(before[key], key) end
+        assert.equal(read(base .. "/config.json"), read(merged .. "/config.json"))
+      end)
+
+      it("gives the logits of base and adapter, which are not those of the base", function()
+        local want, got = logits { model = base, adapter = dir }, logits { model = merged, trainable = "none" }
+        local err = bs.array.rel_err(got, want)
+        assert.is_true(err <= bound, ("logits differ by %.2e"):format(err))
+        assert.is_true(bs.array.rel_err(logits { model = base, trainable = "none" }, want) > 10 * err)
+      end)
     end)
   end
 

@@ -13,23 +13,39 @@ local function read(p)
 end
 
 describe("safetensors", function()
-  it("come back as written, in file order, with metadata kept", function()
-    local p = path()
-    local a = bs.array.new("f32", {2, 2}, {1, 2, 3, 4})
-    local b = bs.array.new("i64", {3}, {7, 8, 9})
-    bs.safetensors.write(p, {["x.a"] = a, ["x.b"] = b}, {format = "pt"})
-    local f <close> = assert(bs.safetensors.open(p))
+  -- A file of two tensors: its path, the first one, and the open file.
+  local function two_tensors()
+    local p, a = path(), bs.array.new("f32", {2, 2}, {1, 2, 3, 4})
+    bs.safetensors.write(p, {["x.a"] = a, ["x.b"] = bs.array.new("i64", {3}, {7, 8, 9})}, {format = "pt"})
+    return p, a, assert(bs.safetensors.open(p))
+  end
+
+  it("are described as written, in a list and by name", function()
+    local _, _, f <close> = two_tensors()
     local list = f:tensors()
     assert.equal(2, #list)
     table.sort(list, function(s, t) return s.name < t.name end)
     assert.same({"x.a", "f32", {2, 2}, 16}, {list[1].name, list[1].dtype, list[1].dims, list[1].bytes})
     assert.same(list[2], f:find "x.b")
     assert.is_nil(f:find "x.c")
+  end)
+
+  it("come back with the content that was written", function()
+    local _, a, f <close> = two_tensors()
     assert.equal(a:hash(), f:read("x.a"):hash())
     assert.same({7, 8, 9}, f:read("x.b"):table())
+  end)
+
+  it("tell the file's path, size and metadata", function()
+    local p, _, f <close> = two_tensors()
     assert.equal(p, f:path())
     assert.equal(#read(p), f:bytes())
     assert.matches('"format":"pt"', read(p))
+    assert.same({format = "pt"}, f:metadata())
+  end)
+
+  it("lie in the file where their description says", function()
+    local p, a, f <close> = two_tensors()
     local t = f:find "x.a"
     assert.equal(a:bytes(), read(p):sub(t.offset + 1, t.offset + t.bytes))
   end)
