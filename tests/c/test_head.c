@@ -501,15 +501,36 @@ static void test_micros(void **state)
     free(m);
 }
 
-static void test_loss_and_logits(void **state)
+enum { ENTRIES = 41 }; /* of the vocabulary of the tests below */
+
+/* A head over nine entries a tile, with a soft-cap and a bias, and two micro-batches of 300 and 4 tokens. */
+static const problem capped = {
+    .vocab = ENTRIES, .height = 9, .tokens = 300, .micros = 2, .softcap = 1.5, .bias = true};
+
+static micro *capped_micros(void)
+{
+    micro *m = calloc(2, sizeof *m);
+    random_micro(&m[0], 300, ENTRIES, 7);
+    random_micro(&m[1], 4, ENTRIES, 8);
+    return m;
+}
+
+/* Row `row` of the logits is what the reference gives for x. */
+static void assert_logits(const rig *r, const bs_array *logits, int64_t row, const float *x)
+{
+    double want[ENTRIES], slope[ENTRIES];
+    row_logits(r, capped.softcap, x, want, slope);
+    for (int v = 0; v < ENTRIES; v++)
+        if (!(fabs(bs_array_get(logits, row * ENTRIES + v) - want[v]) <= 2e-6))
+            fail_msg("logit %d of row %lld", v, (long long)row);
+}
+
+static void test_loss_is_that_of_training(void **state)
 {
     (void)state;
-    micro *m = calloc(2, sizeof *m);
-    double loss, l[41], slope[41];
-    random_micro(&m[0], 300, 41, 7);
-    random_micro(&m[1], 4, 41, 8);
-    problem p = {.vocab = 41, .height = 9, .tokens = 300, .micros = 2, .softcap = 1.5, .bias = true};
-    rig r = rig_open(&p);
+    double loss;
+    micro *m = capped_micros();
+    rig r = rig_open(&capped);
     result train = run_train(&r, m, 2);
     ok(bs_head_begin(r.head, BS_HEAD_LOSS, set_batch(&r, m, 2)));
     put_all(&r, m, 2, true);
@@ -518,7 +539,18 @@ static void test_loss_and_logits(void **state)
         ok(bs_head_finish(r.head, j, NULL));
     ok(bs_head_loss(r.head, &loss));
     assert_true(loss == train.loss);
+    result_free(&train);
+    rig_close(&r);
+    free(m);
+}
+
+static void test_logits_of_all_rows(void **state)
+{
+    (void)state;
     bs_array *a, *none;
+    micro *m = capped_micros();
+    rig r = rig_open(&capped);
+    set_batch(&r, m, 2);
     ok(bs_head_begin(r.head, BS_HEAD_LOGITS, 0));
     put_all(&r, m, 2, false);
     fails(bs_head_logits(r.head, 0, &a), BS_STATE, "0 of 41");
@@ -526,17 +558,24 @@ static void test_loss_and_logits(void **state)
     for (int j = 0; j < 2; j++) {
         ok(bs_head_logits(r.head, j, &a));
         assert_int_equal(a->dim[0], m[j].tokens);
-        assert_int_equal(a->dim[1], 41);
-        for (int64_t t = 0; t < m[j].tokens; t++) {
-            row_logits(&r, p.softcap, m[j].x + t * C, l, slope);
-            for (int v = 0; v < 41; v++)
-                if (!(fabs(bs_array_get(a, t * 41 + v) - l[v]) <= 2e-6))
-                    fail_msg("logit %d of row %lld", v, (long long)t);
-        }
+        assert_int_equal(a->dim[1], ENTRIES);
+        for (int64_t t = 0; t < m[j].tokens; t++)
+            assert_logits(&r, a, t, m[j].x + t * C);
         fails(bs_head_logits(r.head, j, &none), BS_STATE, "taken already");
         bs_array_free(a);
     }
     fails(bs_head_finish(r.head, 0, NULL), BS_STATE, "logits");
+    rig_close(&r);
+    free(m);
+}
+
+static void test_logits_of_last_rows(void **state)
+{
+    (void)state;
+    bs_array *a;
+    micro *m = capped_micros();
+    rig r = rig_open(&capped);
+    set_batch(&r, m, 2);
     ok(bs_head_begin(r.head, BS_HEAD_LAST, 0));
     for (int j = 0; j < 2; j++) {
         scope(&r, j);
@@ -552,45 +591,87 @@ static void test_loss_and_logits(void **state)
     for (int j = 0; j < 2; j++) {
         ok(bs_head_logits(r.head, j, &a));
         assert_int_equal(a->dim[0], 1);
-        row_logits(&r, p.softcap, m[j].x + (m[j].tokens - 1) * C, l, slope);
-        for (int v = 0; v < 41; v++)
-            assert_true(fabs(bs_array_get(a, v) - l[v]) <= 2e-6);
+        assert_logits(&r, a, 0, m[j].x + (m[j].tokens - 1) * C);
         bs_array_free(a);
     }
-    result_free(&train);
     rig_close(&r);
     free(m);
 }
 
-static void test_refused(void **state)
+/* Three tiles of at most 16 entries, frozen, and two micro-batches of 6 tokens. */
+static rig open_frozen(micro **m, int64_t *count)
+{
+    *m = calloc(2, sizeof **m);
+    random_micro(&(*m)[0], 6, ENTRIES, 9);
+    random_micro(&(*m)[1], 6, ENTRIES, 10);
+    rig r = rig_open(&(problem){
+        .vocab = ENTRIES, .height = 16, .tokens = 8, .micros = 2, .frozen = true, .bias = true});
+    *count = set_batch(&r, *m, 2);
+    return r;
+}
+
+/* The labelled rows of a micro-batch, in the open scope. */
+static bs_tensor *labelled_rows(const rig *r, const micro *m)
+{
+    bs_tensor *x = rows_of(r, m), *y;
+    ok(bs_op_labelled(x, &y));
+    bs_tensor_release(x);
+    return y;
+}
+
+static void test_calls_outside_a_pass(void **state)
 {
     (void)state;
-    micro *m = calloc(2, sizeof *m);
-    bs_tensor *dx, *x, *y;
-    bs_head *h;
+    micro *m;
+    int64_t count;
     double loss;
-    size_t bytes;
-    random_micro(&m[0], 6, 41, 9);
-    random_micro(&m[1], 6, 41, 10);
-    rig r = rig_open(
-        &(problem){.vocab = 41, .height = 16, .tokens = 8, .micros = 2, .frozen = true, .bias = true});
-    int64_t count = set_batch(&r, m, 2);
+    rig r = open_frozen(&m, &count);
     fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "no pass");
     fails(bs_head_loss(r.head, &loss), BS_STATE, "no micro-batch");
     fails(bs_head_begin(r.head, BS_HEAD_TRAIN, 0), BS_ARG, "0 labelled");
+    rig_close(&r);
+    free(m);
+}
+
+static void test_refused_rows(void **state)
+{
+    (void)state;
+    micro *m;
+    int64_t count;
+    rig r = open_frozen(&m, &count);
     ok(bs_head_begin(r.head, BS_HEAD_TRAIN, count));
-    fails(bs_head_tile(r.head, 2, r.tile[0], NULL, 0), BS_ARG, "2 of 2");
-    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "has not been put");
     scope(&r, 0);
-    x = rows_of(&r, &m[0]);
+    bs_tensor *x = rows_of(&r, &m[0]), *y = labelled_rows(&r, &m[0]);
     fails(bs_head_put(r.head, 0, x), BS_SHAPE, "[6, 24]");
-    ok(bs_op_labelled(x, &y));
     ok(bs_head_put(r.head, 0, y));
     fails(bs_head_put(r.head, 0, y), BS_STATE, "twice");
     bs_scope_close(r.e);
     fails(bs_head_put(r.head, 1, y), BS_STATE, "");
     bs_tensor_release(x);
     bs_tensor_release(y);
+    m[1].label[3] = ENTRIES;
+    set_batch(&r, m, 2);
+    scope(&r, 1);
+    y = labelled_rows(&r, &m[1]);
+    fails(bs_head_put(r.head, 1, y), BS_ARG, "token 3 of micro-batch 1 is 41");
+    bs_tensor_release(y);
+    bs_scope_close(r.e);
+    rig_close(&r);
+    free(m);
+}
+
+static void test_refused_tiles(void **state)
+{
+    (void)state;
+    micro *m;
+    int64_t count;
+    double loss;
+    bs_tensor *dx;
+    rig r = open_frozen(&m, &count);
+    ok(bs_head_begin(r.head, BS_HEAD_TRAIN, count));
+    fails(bs_head_tile(r.head, 2, r.tile[0], NULL, 0), BS_ARG, "2 of 2");
+    fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 0), BS_STATE, "has not been put");
+    put_all(&r, m, 1, true);
     fails(bs_head_tile(r.head, 0, r.tile[1], NULL, 16), BS_STATE, "entry 0");
     fails(bs_head_tile(r.head, 0, r.tile[0], NULL, 26), BS_ARG, "26..41");
     fails(bs_head_tile(r.head, 0, r.tile[0], r.bias[1], 0), BS_SHAPE, "'bias' [16] of block 1");
@@ -607,16 +688,19 @@ static void test_refused(void **state)
     fails(bs_head_finish(r.head, 0, &dx), BS_STATE, "twice");
     bs_tensor_release(dx);
     bs_scope_close(r.e);
-    m[1].label[3] = 41;
-    set_batch(&r, m, 2);
-    scope(&r, 1);
-    x = rows_of(&r, &m[1]);
-    ok(bs_op_labelled(x, &y));
-    fails(bs_head_put(r.head, 1, y), BS_ARG, "token 3 of micro-batch 1 is 41");
-    bs_tensor_release(x);
-    bs_tensor_release(y);
-    bs_scope_close(r.e);
-    bs_head_cfg cfg = {.batch = r.batch, .channels = C, .vocab = 41, .tile_rows = 0};
+    rig_close(&r);
+    free(m);
+}
+
+static void test_refused_settings(void **state)
+{
+    (void)state;
+    micro *m;
+    int64_t count;
+    bs_head *h;
+    size_t bytes;
+    rig r = open_frozen(&m, &count);
+    bs_head_cfg cfg = {.batch = r.batch, .channels = C, .vocab = ENTRIES, .tile_rows = 0};
     fails(bs_head_bytes(&r.batch->cfg, &cfg, BS_DTYPE_F32, &bytes), BS_ARG, "tile_rows 0");
     cfg.tile_rows = 1;
     cfg.softcap = -1;
@@ -701,11 +785,19 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heights),      cmocka_unit_test(test_label_borders),
-        cmocka_unit_test(test_well_learned), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_micros),       cmocka_unit_test(test_loss_and_logits),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_meta),
-        cmocka_unit_test(test_no_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_heights),
+                                       cmocka_unit_test(test_label_borders),
+                                       cmocka_unit_test(test_well_learned),
+                                       cmocka_unit_test(test_chunks),
+                                       cmocka_unit_test(test_micros),
+                                       cmocka_unit_test(test_loss_is_that_of_training),
+                                       cmocka_unit_test(test_logits_of_all_rows),
+                                       cmocka_unit_test(test_logits_of_last_rows),
+                                       cmocka_unit_test(test_calls_outside_a_pass),
+                                       cmocka_unit_test(test_refused_rows),
+                                       cmocka_unit_test(test_refused_tiles),
+                                       cmocka_unit_test(test_refused_settings),
+                                       cmocka_unit_test(test_meta),
+                                       cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

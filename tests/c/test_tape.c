@@ -50,7 +50,7 @@ static void test_several_consumers(void **state)
 {
     (void)state;
     fixture f;
-    float v[T * C], r[T * C], ra[T * C], twice[T * C];
+    float v[T * C], r[T * C], twice[T * C];
     start(&f);
     fix_seal(&f);
     fix_scope(&f, 0, true, false);
@@ -67,22 +67,30 @@ static void test_several_consumers(void **state)
     ok(bs_scope_backward(f.e, 3, (bs_tensor *[]){y, a, y}, (bs_tensor *[]){g, ga, g}));
     assert_grad(x, r, NULL, 26.0);
     release_all(x, s, a, y, g, ga);
-    bs_scope_close(f.e);
+    fix_close(&f);
+}
 
-    /* A gradient that comes from a store is never written, and neither is a tensor that is still read.
-     */
+/* A gradient that comes from a store is never written, and neither is a tensor that is still read. */
+static void test_given_gradient_is_not_written(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], after[T * C], slope[T * C];
+    bs_tensor *s, *y;
+    start(&f);
+    fix_seal(&f);
     fix_scope(&f, 0, true, false);
-    x = fix_from(&f, T, C, v);
+    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C));
     ok(bs_tensor_want_grad(x));
     ok(bs_op_add(x, x, &s));
     ok(bs_op_mul(s, x, &y)); /* 2x^2 */
-    bs_tensor *place = fix_at(&f, T, C, r);
+    bs_tensor *place = fix_at(&f, T, C, fix_floats(&f, r, T * C));
     ok(bs_scope_backward(f.e, 2, (bs_tensor *[]){s, y}, (bs_tensor *[]){place, place}));
-    fix_values(place, ra);
-    assert_memory_equal(ra, r, sizeof r);
+    fix_values(place, after);
+    assert_memory_equal(after, r, sizeof r);
     for (int i = 0; i < T * C; i++)
-        twice[i] = 4.0f * v[i] + 2.0f;
-    assert_grad(x, r, twice, 1.0);
+        slope[i] = 4.0f * v[i] + 2.0f;
+    assert_grad(x, r, slope, 1.0);
     release_all(x, s, y, place);
     fix_close(&f);
 }
@@ -94,7 +102,7 @@ static void test_shared_gradient(void **state)
     (void)state;
     fixture f;
     float v[T * C], r[T * C], q[T * C], got[T * C], both[T * C];
-    bs_tensor *s, *z, *y, *w;
+    bs_tensor *z, *y;
     start(&f);
     fix_seal(&f);
     fix_floats(&f, r, T * C);
@@ -122,8 +130,24 @@ static void test_shared_gradient(void **state)
         release_all(x1, x2, z, y, gy, gz);
         bs_scope_close(f.e);
     }
-    for (int kind = 1; kind < 3;
-         kind++) { /* the given gradient's only holder gets a second contribution */
+    fix_close(&f);
+}
+
+/* The only holder of a gradient that was given, a store place or a leaf, gets a second contribution. */
+static void test_second_contribution(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C], r[T * C], q[T * C], got[T * C], both[T * C];
+    bs_tensor *s, *w;
+    start(&f);
+    fix_seal(&f);
+    fix_floats(&f, v, T * C);
+    fix_floats(&f, r, T * C);
+    fix_floats(&f, q, T * C);
+    for (int i = 0; i < T * C; i++)
+        both[i] = r[i] + 2.0f * q[i];
+    for (int kind = 1; kind < 3; kind++) {
         fix_scope(&f, 0, true, false);
         bs_tensor *x = fix_from(&f, T, C, v), *gs;
         ok(bs_tensor_want_grad(x));
@@ -305,17 +329,40 @@ static void test_kept(void **state)
     bs_engine_stats_get(f.e, &s);
     assert_int_equal(s.arena_now, 0);
 
+    bs_linear_free(l);
+    fix_close(&f);
+}
+
+static void test_keep_needs_a_tape(void **state)
+{
+    (void)state;
+    fixture f;
+    bs_kept *kept;
+    start(&f);
+    fix_seal(&f);
     fix_scope(&f, 0, false, false);
-    assert_error(bs_scope_keep(f.e, 0, NULL, &kept[0]), BS_STATE, "records no tape");
+    assert_error(bs_scope_keep(f.e, 0, NULL, &kept), BS_STATE, "records no tape");
     bs_scope_close(f.e);
-    assert_error(bs_scope_keep(f.e, 0, NULL, &kept[0]), BS_STATE, "no scope is open");
+    assert_error(bs_scope_keep(f.e, 0, NULL, &kept), BS_STATE, "no scope is open");
+    fix_close(&f);
+}
+
+/* One that is neither resumed nor freed ends with its engine. */
+static void test_kept_to_the_end(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * C];
+    bs_kept *kept;
+    bs_tensor *y;
+    start(&f);
+    fix_seal(&f);
     fix_scope(&f, 0, true, false);
-    x = fix_at(&f, T, C, v[0]);
+    bs_tensor *x = fix_at(&f, T, C, fix_floats(&f, v, T * C));
     ok(bs_tensor_want_grad(x));
     ok(bs_op_act(x, BS_ACT_SILU, &y));
-    ok(bs_scope_keep(f.e, 1, &y, &kept[0])); /* left to the end of the engine */
+    ok(bs_scope_keep(f.e, 1, &y, &kept));
     release_all(x, y);
-    bs_linear_free(l);
     fix_close(&f);
 }
 
@@ -386,75 +433,112 @@ static void test_residual(void **state)
     fix_close(&f);
 }
 
+/* A frozen linear, and one of the same weight with a trained adapter. */
+typedef struct frozen {
+    fixture f;
+    bs_linear *frozen, *adapted;
+    float w[C * C], v[T * C];
+} frozen;
+
+static void frozen_open(frozen *z)
+{
+    fixture *f = &z->f;
+    start(f);
+    fix_seal(f);
+    bs_tensor_info info =
+        fix_weight(f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(f, z->w, C * C));
+    bs_linear_cfg cfg = {.block = 0, .weight = &info, .scale = 1.0f};
+    ok(bs_linear_new(f->e, &cfg, &z->frozen));
+    cfg.lora_a = (bs_param_ref){fix_place(f, 2, C, z->w), fix_place(f, 2, C, NULL), "a"};
+    cfg.lora_b = (bs_param_ref){fix_place(f, C, 2, z->w), fix_place(f, C, 2, NULL), "b"};
+    ok(bs_linear_new(f->e, &cfg, &z->adapted));
+    fix_floats(f, z->v, T * C);
+}
+
+static void frozen_close(frozen *z)
+{
+    bs_linear_free(z->frozen);
+    bs_linear_free(z->adapted);
+    fix_close(&z->f);
+}
+
 /* Frozen inputs: no node, no gradient launch, nothing kept. */
 static void test_frozen_records_nothing(void **state)
 {
     (void)state;
-    fixture f;
-    float w[C * C], v[T * C];
-    bs_tensor *y, *z, *u;
-    start(&f);
-    fix_seal(&f);
-    bs_tensor_info info =
-        fix_weight(&f, "w", BS_DTYPE_F32, 2, (int64_t[]){C, C}, fix_floats(&f, w, C * C));
-    bs_linear *frozen, *adapted;
-    bs_linear_cfg cfg = {.block = 0, .weight = &info, .scale = 1.0f};
-    ok(bs_linear_new(f.e, &cfg, &frozen));
-    cfg.lora_a = (bs_param_ref){fix_place(&f, 2, C, w), fix_place(&f, 2, C, NULL), "a"};
-    cfg.lora_b = (bs_param_ref){fix_place(&f, C, 2, w), fix_place(&f, C, 2, NULL), "b"};
-    ok(bs_linear_new(f.e, &cfg, &adapted));
-
-    fix_scope(&f, 0, true, false);
-    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *g = fix_from(&f, T, C, v), *grad;
-    ok(bs_op_linear(x, frozen, NULL, &y));
-    ok(bs_op_glu(y, x, BS_ACT_SILU, &z));
-    uint64_t before = fix_launches(&f);
-    ok(bs_scope_backward(f.e, 1, &z, &g));
-    assert_int_equal(fix_launches(&f), before);
-    assert_int_equal(fix_arena_now(&f), 0); /* no node: all of it is free at once */
+    frozen z;
+    bs_tensor *y, *gated, *grad;
+    frozen_open(&z);
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v), *g = fix_from(&z.f, T, C, z.v);
+    ok(bs_op_linear(x, z.frozen, NULL, &y));
+    ok(bs_op_glu(y, x, BS_ACT_SILU, &gated));
+    uint64_t before = fix_launches(&z.f);
+    ok(bs_scope_backward(z.f.e, 1, &gated, &g));
+    assert_int_equal(fix_launches(&z.f), before);
+    assert_int_equal(fix_arena_now(&z.f), 0); /* no node: all of it is free at once */
     assert_error(bs_tensor_grad(x, &grad), BS_STATE, "after the backward pass freed it");
-    release_all(x, g, y, z);
-    bs_scope_close(f.e);
+    release_all(x, g, y, gated);
+    frozen_close(&z);
+}
 
-    /* Below the lowest trainable op nothing flows: dA, dB and u, but no dx and no linear before it. */
-    fix_scope(&f, 0, true, false);
-    x = fix_from(&f, T, C, v);
-    g = fix_from(&f, T, C, v);
-    ok(bs_op_linear(x, frozen, NULL, &y));
-    ok(bs_op_linear(y, adapted, NULL, &z));
-    ok(bs_op_linear(z, frozen, NULL, &u));
-    before = fix_launches(&f);
-    ok(bs_scope_backward(f.e, 1, &u, &g));
-    assert_int_equal(fix_launches(&f) - before, 1 + 3); /* dz; dB, u, dA */
-    release_all(x, g, y, z, u);
-    bs_scope_close(f.e);
+/* Below the lowest trainable op nothing flows: dA, dB and u, but no dx and no linear before it. */
+static void test_nothing_flows_below_the_lowest_adapter(void **state)
+{
+    (void)state;
+    frozen z;
+    bs_tensor *below, *middle, *above;
+    frozen_open(&z);
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v), *g = fix_from(&z.f, T, C, z.v);
+    ok(bs_op_linear(x, z.frozen, NULL, &below));
+    ok(bs_op_linear(below, z.adapted, NULL, &middle));
+    ok(bs_op_linear(middle, z.frozen, NULL, &above));
+    uint64_t before = fix_launches(&z.f);
+    ok(bs_scope_backward(z.f.e, 1, &above, &g));
+    assert_int_equal(fix_launches(&z.f) - before, 1 + 3); /* dmiddle; dB, u, dA */
+    release_all(x, g, below, middle, above);
+    frozen_close(&z);
+}
 
-    /* Without a tape an adapter's forward is three GEMMs and nothing is kept but the outputs. */
-    fix_scope(&f, 0, false, false);
-    x = fix_from(&f, T, C, v);
-    before = fix_launches(&f);
-    ok(bs_op_linear(x, adapted, NULL, &y));
-    assert_int_equal(fix_launches(&f) - before, 3);
-    assert_int_equal(fix_arena_now(&f), 2 * 256); /* x and y, 192 bytes each */
+/* Without a tape an adapter's forward is three GEMMs and nothing is kept but the outputs. */
+static void test_adapter_without_tape(void **state)
+{
+    (void)state;
+    frozen z;
+    bs_tensor *y;
+    frozen_open(&z);
+    fix_scope(&z.f, 0, false, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v);
+    uint64_t before = fix_launches(&z.f);
+    ok(bs_op_linear(x, z.adapted, NULL, &y));
+    assert_int_equal(fix_launches(&z.f) - before, 3);
+    assert_int_equal(fix_arena_now(&z.f), 2 * 256); /* x and y, 192 bytes each */
     release_all(x, y);
-    bs_scope_close(f.e);
+    frozen_close(&z);
+}
 
-    /* The by-products of norm and attention too. */
+/* A tape that nothing asks anything of keeps no by-products of norm and attention. */
+static void test_by_products_of_nothing_trained(void **state)
+{
+    (void)state;
+    frozen z;
     float one[C];
-    bs_tensor_info vec =
-        fix_weight(&f, "norm", BS_DTYPE_F32, 1, (int64_t[]){C}, fix_floats(&f, one, C));
     bs_weight *norm;
-    ok(bs_weight_new(f.e, 0, &vec, NULL, &norm));
-    fix_scope(&f, 0, true, false); /* a tape that nothing asks anything of */
-    x = fix_from(&f, T, C, v);
-    ok(bs_op_rmsnorm(x, norm, 1e-6, false, &y));
-    ok(bs_op_attention(y, y, y, &(bs_attention_cfg){.heads = 2, .kv_heads = 2, .head_dim = 4}, &z));
-    assert_int_equal(fix_arena_now(&f), 3 * 256);
-    release_all(x, y, z);
+    bs_tensor *normed, *attended;
+    frozen_open(&z);
+    bs_tensor_info vec =
+        fix_weight(&z.f, "norm", BS_DTYPE_F32, 1, (int64_t[]){C}, fix_floats(&z.f, one, C));
+    ok(bs_weight_new(z.f.e, 0, &vec, NULL, &norm));
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v);
+    ok(bs_op_rmsnorm(x, norm, 1e-6, false, &normed));
+    ok(bs_op_attention(normed, normed, normed,
+                       &(bs_attention_cfg){.heads = 2, .kv_heads = 2, .head_dim = 4}, &attended));
+    assert_int_equal(fix_arena_now(&z.f), 3 * 256);
+    release_all(x, normed, attended);
     bs_weight_free(norm);
-    bs_linear_free(frozen);
-    bs_linear_free(adapted);
-    fix_close(&f);
+    frozen_close(&z);
 }
 
 /* What no node reads is freed when backward starts; after it leaves and their gradients remain. */
@@ -523,29 +607,48 @@ static void test_accumulate(void **state)
     fix_close(&f);
 }
 
-static void test_errors(void **state)
+/* A linear "q" of one block and a norm, whose names are in messages. */
+typedef struct named {
+    fixture f;
+    bs_linear *linear;
+    bs_weight *norm;
+    float w[C * C], v[T * C];
+} named;
+
+static void named_open(named *z)
+{
+    start(&z->f);
+    fix_seal(&z->f);
+    bs_tensor_info info = fix_weight(&z->f, "layers.3.q.weight", BS_DTYPE_F32, 2, (int64_t[]){C, C},
+                                     fix_floats(&z->f, z->w, C * C));
+    bs_tensor_info vec =
+        fix_weight(&z->f, "layers.3.norm.weight", BS_DTYPE_BF16, 1, (int64_t[]){C}, z->w);
+    ok(bs_linear_new(z->f.e, &(bs_linear_cfg){.block = 0, .weight = &info, .name = "q"}, &z->linear));
+    ok(bs_weight_new(z->f.e, 0, &vec, NULL, &z->norm));
+    fix_floats(&z->f, z->v, T * C);
+}
+
+static void named_close(named *z)
+{
+    bs_linear_free(z->linear);
+    bs_weight_free(z->norm);
+    fix_close(&z->f);
+}
+
+static void test_shapes_that_do_not_fit(void **state)
 {
     (void)state;
-    fixture f;
-    float v[T * C], w[C * C];
-    bs_tensor *y, *n, *grad;
-    start(&f);
-    fix_seal(&f);
-    bs_tensor_info info = fix_weight(&f, "layers.3.q.weight", BS_DTYPE_F32, 2, (int64_t[]){C, C},
-                                     fix_floats(&f, w, C * C));
-    bs_tensor_info vec = fix_weight(&f, "layers.3.norm.weight", BS_DTYPE_BF16, 1, (int64_t[]){C}, w);
-    bs_linear *l;
-    bs_weight *norm;
-    ok(bs_linear_new(f.e, &(bs_linear_cfg){.block = 0, .weight = &info, .name = "q"}, &l));
-    ok(bs_weight_new(f.e, 0, &vec, NULL, &norm));
-    fix_scope(&f, 0, true, false);
-    bs_tensor *x = fix_from(&f, T, C, fix_floats(&f, v, T * C)), *thin = fix_from(&f, T, C - 3, v);
-    ok(bs_tensor_want_grad(x));
+    named z;
+    bs_tensor *y;
+    named_open(&z);
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v), *thin = fix_from(&z.f, T, C - 3, z.v);
     assert_error(bs_op_add(x, thin, &y), BS_SHAPE, "add: [6 8] with [6 5]");
-    assert_error(bs_op_linear(thin, l, NULL, &y), BS_SHAPE,
+    assert_error(bs_op_linear(thin, z.linear, NULL, &y), BS_SHAPE,
                  "linear 'q': x [6 5] does not meet weight [8 8]");
-    assert_error(bs_op_linear(x, l, thin, &y), BS_SHAPE, "linear 'q': residual [6 5]; [6 8], like the");
-    assert_error(bs_op_rmsnorm(thin, norm, 1e-6, false, &y), BS_SHAPE, "'layers.3.norm.weight' [8]");
+    assert_error(bs_op_linear(x, z.linear, thin, &y), BS_SHAPE,
+                 "linear 'q': residual [6 5]; [6 8], like the");
+    assert_error(bs_op_rmsnorm(thin, z.norm, 1e-6, false, &y), BS_SHAPE, "'layers.3.norm.weight' [8]");
     assert_error(bs_op_columns(x, 6, 3, &y), BS_SHAPE, "3 columns from 6 on of x [6 8]");
     assert_error(bs_op_row_scale(x, thin, 5, &y), BS_SHAPE, "column 5 of g [6 5]");
     assert_error(bs_op_act(x, (bs_act)9, &y), BS_ARG, "activation 9");
@@ -555,29 +658,56 @@ static void test_errors(void **state)
     assert_error(
         bs_op_attention(x, x, x, &(bs_attention_cfg){.heads = 3, .kv_heads = 2, .head_dim = 4}, &y),
         BS_ARG, "heads 3, kv_heads 2");
+    release_all(x, thin);
+    named_close(&z);
+}
+
+static void test_gradients_out_of_order(void **state)
+{
+    (void)state;
+    named z;
+    bs_tensor *y, *normed, *grad;
+    named_open(&z);
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v), *thin = fix_from(&z.f, T, C - 3, z.v);
+    ok(bs_tensor_want_grad(x));
     assert_error(bs_tensor_grad(x, &grad), BS_STATE, "backward has not run");
-    ok(bs_op_linear(x, l, NULL, &y));
-    ok(bs_op_rmsnorm(y, norm, 1e-6, false, &n));
+    ok(bs_op_linear(x, z.linear, NULL, &y));
+    ok(bs_op_rmsnorm(y, z.norm, 1e-6, false, &normed));
     assert_error(bs_tensor_want_grad(y), BS_STATE, "has used this tensor already");
-    assert_error(bs_scope_backward(f.e, 1, &n, &thin), BS_SHAPE, "output [6 8] with gradient [6 5]");
-    bs_tensor *g = fix_from(&f, T, C, v);
-    fix_visit(&f, false); /* the visit has ended: backward may not use its addresses */
+    assert_error(bs_scope_backward(z.f.e, 1, &normed, &thin), BS_SHAPE,
+                 "output [6 8] with gradient [6 5]");
+    release_all(x, thin, y, normed);
+    named_close(&z);
+}
+
+/* The visit has ended: neither backward nor an op may use its addresses. */
+static void test_weights_outside_their_visit(void **state)
+{
+    (void)state;
+    named z;
+    bs_tensor *y, *normed;
+    named_open(&z);
+    fix_scope(&z.f, 0, true, false);
+    bs_tensor *x = fix_from(&z.f, T, C, z.v), *g = fix_from(&z.f, T, C, z.v);
+    ok(bs_tensor_want_grad(x));
+    ok(bs_op_linear(x, z.linear, NULL, &y));
+    ok(bs_op_rmsnorm(y, z.norm, 1e-6, false, &normed));
+    fix_visit(&z.f, false);
     assert_error(
-        bs_scope_backward(f.e, 1, &n, &g), BS_STATE,
+        bs_scope_backward(z.f.e, 1, &normed, &g), BS_STATE,
         "backward of rmsnorm in scope 'layers.3 test, micro 0': weight 'layers.3.norm.weight' is used "
         "outside a visit of its block 0");
-    assert_error(bs_scope_backward(f.e, 1, &n, &g), BS_STATE, "has run it already");
-    bs_scope_close(f.e);
-    assert_int_equal(fix_arena_now(&f), 0);
-    release_all(x, thin, y, n, g);
-    fix_scope(&f, 0, true, false);
-    x = fix_from(&f, T, C, v);
-    assert_error(bs_op_linear(x, l, NULL, &y), BS_STATE,
+    assert_error(bs_scope_backward(z.f.e, 1, &normed, &g), BS_STATE, "has run it already");
+    bs_scope_close(z.f.e);
+    assert_int_equal(fix_arena_now(&z.f), 0);
+    release_all(x, y, normed, g);
+    fix_scope(&z.f, 0, true, false);
+    x = fix_from(&z.f, T, C, z.v);
+    assert_error(bs_op_linear(x, z.linear, NULL, &y), BS_STATE,
                  "weight 'layers.3.q.weight' is used outside a visit");
     bs_tensor_release(x);
-    bs_linear_free(l);
-    bs_weight_free(norm);
-    fix_close(&f);
+    named_close(&z);
 }
 
 /* A lost device refuses every launch: ops and backward say so, and the scope still closes clean. */
@@ -722,15 +852,24 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_residual),
                                        cmocka_unit_test(test_several_consumers),
+                                       cmocka_unit_test(test_given_gradient_is_not_written),
                                        cmocka_unit_test(test_shared_gradient),
+                                       cmocka_unit_test(test_second_contribution),
                                        cmocka_unit_test(test_linears_share_an_input),
                                        cmocka_unit_test(test_late),
                                        cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_keep_needs_a_tape),
+                                       cmocka_unit_test(test_kept_to_the_end),
                                        cmocka_unit_test(test_view),
                                        cmocka_unit_test(test_frozen_records_nothing),
+                                       cmocka_unit_test(test_nothing_flows_below_the_lowest_adapter),
+                                       cmocka_unit_test(test_adapter_without_tape),
+                                       cmocka_unit_test(test_by_products_of_nothing_trained),
                                        cmocka_unit_test(test_backward_frees),
                                        cmocka_unit_test(test_accumulate),
-                                       cmocka_unit_test(test_errors),
+                                       cmocka_unit_test(test_shapes_that_do_not_fit),
+                                       cmocka_unit_test(test_gradients_out_of_order),
+                                       cmocka_unit_test(test_weights_outside_their_visit),
                                        cmocka_unit_test(test_lost_device),
                                        cmocka_unit_test(test_weight_arguments),
                                        cmocka_unit_test(test_expand)};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** test_tokenizer.c: ids and texts against what the Python package makes of the same files (tests/data,
-** and the published tokenizers under BS_SHARED when it is there); merging against its definition; what
-** is bad, hostile or unknown in files and texts; streams, threads, lost memory.
+** and the published tokenizers under BS_SHARED when it is there); merging against its definition; hostile
+** files and texts; streams, threads, lost memory. What is refused: test_tokenizer_refused.c.
 */
 #include "base/base.h"
 
@@ -14,40 +14,10 @@
 #include <cmocka.h>
 
 #include "../fuzz/fuzz_tokenizer.c"
-#include "tmpdir.h"
+#include "tokenizer_file.h"
 
 #include <cjson/cJSON.h>
 #include <pthread.h>
-
-typedef struct opened {
-    bs_tok *t;
-    bs_tok_work *w;
-} opened;
-
-/* t NULL: the build lacks a library that the file needs. */
-static opened open_path(const char *path)
-{
-    opened o = {0};
-    bs_status st = bs_tok_open(path, &o.t);
-    if (st == BS_UNSUPPORTED && !(BS_HAVE_PCRE2 && BS_HAVE_UTF8PROC)) {
-        ASSERT_ERROR("this build lacks");
-        return o;
-    }
-    if (st != BS_OK || bs_tok_work_new(o.t, &o.w) != BS_OK)
-        fail_msg("%s", bs_error()->msg);
-    return o;
-}
-
-static opened open_text(const char *json)
-{
-    return open_path(tmpdir_put("tokenizer.json", json, strlen(json)));
-}
-
-static void shut(opened *o)
-{
-    bs_tok_work_free(o->w);
-    bs_tok_close(o->t);
-}
 
 static char *read_all(FILE *f)
 {
@@ -235,27 +205,6 @@ static void test_published(void **state)
 
 /* ---- small files ----------------------------------------------------------------------------- */
 
-#define VOCAB                                                                                          \
-    "\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3,\"aba\":4,\"\\u0000\":5,\" \":6,\"<0xC3>\":7,\"<0xA9>\":8"
-#define MERGES "[\"a\",\"b\"],\"ab a\""
-
-/* A file with some of its parts replaced; NULL: the usual. */
-static const char *file_with(const char *tokens, const char *norm, const char *pre, const char *model)
-{
-    static char json[16384];
-    snprintf(json, sizeof json,
-             "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[%s],"
-             "\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":null,\"decoder\":{\"type\":"
-             "\"Fuse\"},"
-             "\"model\":%s}",
-             tokens ? tokens : "", norm ? norm : "null", pre ? pre : "null",
-             model
-                 ? model
-                 : "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"vocab\":{" VOCAB
-                   "},\"merges\":[" MERGES "]}");
-    return json;
-}
-
 static void expect(opened *o, const char *text, size_t n, unsigned flags, const char *want)
 {
     char got[1024] = "";
@@ -327,137 +276,6 @@ static void test_bad_utf8(void **state)
            "a\xE4\xB8"
            "b",
            4, BS_TOK_SPANS, "0:0-1 2:1-3 1:3-4");
-    shut(&o);
-}
-
-/* ---- refused files --------------------------------------------------------------------------- */
-
-static void refused(const char *json, bs_status want, const char *message)
-{
-    bs_tok *t = NULL;
-    size_t before = bs_host_bytes(BS_TAG_MISC);
-    bs_status st = bs_tok_open(tmpdir_put("tokenizer.json", json, strlen(json)), &t);
-    if (st != want)
-        fail_msg("%s: %s instead of %s: %s", message, bs_status_name(st), bs_status_name(want),
-                 bs_error()->msg);
-    ASSERT_ERROR(message);
-    ASSERT_ERROR("tokenizer.json");
-    assert_null(t);
-    assert_int_equal(bs_host_bytes(BS_TAG_MISC), before);
-}
-
-#define MODEL(vocab, merges) "{\"type\":\"BPE\",\"vocab\":{" vocab "},\"merges\":[" merges "]}"
-#define SPLIT(regex)                                                                                   \
-    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex                                              \
-    "\"},\"behavior\":\"Isolated\",\"invert\":false}"
-#define TOKEN(id, text) "{\"id\":" id ",\"content\":\"" text "\",\"special\":true}"
-
-static void test_refused_model(void **state)
-{
-    (void)state;
-    refused("", BS_FORMAT, "the text ends");
-    refused("{", BS_FORMAT, "the text ends");
-    refused("[]", BS_FORMAT, "an object");
-    refused("<html>", BS_FORMAT, "web page");
-    refused("version https://git-lfs.github.com/spec/v1\n", BS_FORMAT, "LFS pointer");
-    refused("{\"model\":{\"vocab\":{\"\xFF\":1}}}", BS_FORMAT, "not UTF-8");
-    refused("{\"surprise\":1}", BS_UNSUPPORTED, "'surprise'");
-    refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0.5]]}}", BS_UNSUPPORTED, "'Unigram'");
-    refused("{\"model\":null}", BS_FORMAT, "model: expected an object, found null");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{}}"), BS_FORMAT,
-            "model.merges is missing");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":0", "")), BS_FORMAT,
-            "id 0 is given to 'a' and to 'b'");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"a\":1", "")), BS_FORMAT,
-            "piece 'a' has the ids 0 and 1");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":-1", "")), BS_FORMAT, "whole number");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":1.5", "")), BS_FORMAT, "whole number");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":99999999999", "")), BS_FORMAT, "a number above");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"\\uD800\":1", "")), BS_FORMAT, "surrogate");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"b\":1", "\"a b\"")), BS_FORMAT,
-            "the result is not a piece");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT,
-            "merge 0 ('a' + 'b'): the second");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"b\":0,\"ab\":1", "[\"a\",\"b\"]")), BS_FORMAT,
-            "the first");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"aa\"")), BS_FORMAT,
-            "two pieces with a space");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "\"a a a\"")), BS_FORMAT,
-            "two pieces with a space");
-    refused(file_with(NULL, NULL, NULL, MODEL("\"a\":0", "[\"a\"]")), BS_FORMAT,
-            "between the two pieces");
-    refused(
-        file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{},\"merges\":[]}"),
-        BS_UNSUPPORTED, "dropout");
-    refused(file_with(NULL, NULL, NULL,
-                      "{\"type\":\"BPE\",\"unk_token\":\"?\",\"vocab\":{},\"merges\":[]}"),
-            BS_FORMAT, "unk_token '?'");
-    refused(file_with(NULL, NULL, NULL,
-                      "{\"type\":\"BPE\",\"end_of_word_suffix\":\"</w>\",\"vocab\":{},\"merges\":[]}"),
-            BS_UNSUPPORTED, "end_of_word_suffix");
-    refused(file_with(NULL, NULL, NULL, "{\"type\":\"BPE\",\"vocab\":{},\"vocab\":{},\"merges\":[]}"),
-            BS_FORMAT, "model.vocab is there twice");
-    refused(file_with(TOKEN("1", "x"), NULL, NULL, NULL), BS_FORMAT, "id 1 is given to 'a' and to 'x'");
-    refused(file_with(TOKEN("2", "a"), NULL, NULL, NULL), BS_FORMAT, "the vocabulary gives it 1");
-    refused(file_with(TOKEN("9", "x") "," TOKEN("9", "x"), NULL, NULL, NULL), BS_FORMAT,
-            "is there twice");
-    refused(file_with(TOKEN("9", ""), NULL, NULL, NULL), BS_FORMAT, "no content");
-    refused(file_with(TOKEN("9.5", "x"), NULL, NULL, NULL), BS_FORMAT, "its id is not a number");
-    refused(file_with(TOKEN("1e300", "x"), NULL, NULL, NULL), BS_FORMAT, "its id is not a number");
-    refused(file_with(TOKEN("9", "x\\u0000"), NULL, NULL, NULL), BS_FORMAT, "zero character");
-}
-
-static void test_refused_parts(void **state)
-{
-    (void)state;
-    refused(file_with(NULL, "{\"type\":\"BertNormalizer\"}", NULL, NULL), BS_UNSUPPORTED,
-            "'BertNormalizer'");
-    refused(file_with(NULL, "{\"type\":\"Prepend\"}", NULL, NULL), BS_FORMAT, "'prepend' is missing");
-    refused(file_with(NULL, "{\"type\":\"Prepend\",\"prepend\":\"x\",\"more\":1}", NULL, NULL),
-            BS_UNSUPPORTED, "'more'");
-    refused(file_with(NULL, NULL, "{\"type\":\"BertPreTokenizer\"}", NULL), BS_UNSUPPORTED,
-            "'BertPreTokenizer'");
-    refused(file_with(NULL, NULL,
-                      "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Odd\"}", NULL),
-            BS_UNSUPPORTED, "behavior 'Odd'");
-    refused(file_with(NULL, NULL,
-                      "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"last\"}",
-                      NULL),
-            BS_UNSUPPORTED, "prepend_scheme 'last'");
-    refused(file_with(NULL, NULL, "{\"type\":\"Metaspace\",\"replacement\":\"__\"}", NULL), BS_FORMAT,
-            "not one character");
-    refused("{\"decoder\":{\"type\":\"WordPiece\"}}", BS_UNSUPPORTED, "decoder 'WordPiece'");
-    refused("{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[null]}}", BS_FORMAT,
-            "a decoder is null");
-    refused("{\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":-1,\"stop\":0}}", BS_FORMAT,
-            "'start'");
-#if !BS_HAVE_PCRE2
-    refused(file_with(NULL, NULL, SPLIT("a"), NULL), BS_UNSUPPORTED, "needs PCRE2");
-#else
-    static const char *const unknown[] = {"\\\\h",  "\\\\1",   "[a[b]]",   "[a&&b]", "(?<n>a)",
-                                          "(?m:a)", "(*ANY)",  "a{,3}",    "a{2}+",  "\\\\xFF",
-                                          "\\\\pL", "[\\\\W]", "\\\\k<a>", "\\\\"};
-    for (size_t i = 0; i < BSI_COUNT(unknown); i++) {
-        char pre[256];
-        snprintf(pre, sizeof pre, SPLIT("%s"), unknown[i]);
-        refused(file_with(NULL, NULL, pre, NULL), BS_UNSUPPORTED, "is not supported");
-    }
-    refused(file_with(NULL, NULL, SPLIT("(a"), NULL), BS_FORMAT, "cannot be compiled");
-    refused(file_with(NULL, NULL, SPLIT("\\\\p{Nonsense}"), NULL), BS_FORMAT, "cannot be compiled");
-#endif
-    opened o = open_text(file_with(NULL, NULL, NULL, NULL));
-    bs_tok_ids out;
-    const char *text;
-    size_t n;
-    bs_tok_stream *s;
-    bs_tok *none;
-    assert_int_equal(bs_tok_encode(o.w, "a", 1, BS_TOK_SKIP_SPECIAL, &out), BS_ARG);
-    assert_int_equal(bs_tok_decode(o.w, (int32_t[]){1, -5}, 2, 0, &text, &n), BS_ARG);
-    ASSERT_ERROR("id -5 at position 1");
-    assert_int_equal(bs_tok_decode(o.w, (int32_t[]){1, INT32_MAX, 99, 2}, 4, 0, &text, &n), BS_OK);
-    assert_string_equal(text, "ab"); /* ids without a piece give nothing */
-    assert_int_equal(bs_tok_stream_new(o.t, BS_TOK_SPECIAL, &s), BS_ARG);
-    assert_int_equal(bs_tok_open(tmpdir_file("absent"), &none), BS_IO);
     shut(&o);
 }
 
@@ -866,8 +684,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small),
         cmocka_unit_test(test_bad_utf8),
-        cmocka_unit_test(test_refused_model),
-        cmocka_unit_test(test_refused_parts),
         cmocka_unit_test(test_special),
         cmocka_unit_test(test_merging),
         cmocka_unit_test(test_long_word),
