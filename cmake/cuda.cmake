@@ -21,8 +21,7 @@ set(BS_HAVE_CUDA 1)
 list(TRANSFORM BS_CUDA_ARCHS PREPEND "sm_" OUTPUT_VARIABLE names)
 list(JOIN names " " BS_CUDA_TEXT)
 
-file(GLOB BS_CUDA_SOURCES CONFIGURE_DEPENDS src/dev/cuda/*.c kernels/cuda/*.c)
-list(FILTER BS_CUDA_SOURCES EXCLUDE REGEX "/cuda_nvml[.]c$") # in every build
+file(GLOB BS_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.c kernels/cuda/*.c)
 file(GLOB cuda_kernels CONFIGURE_DEPENDS kernels/cuda/*.cu)
 set(cuda_sm90 ${cuda_kernels})
 list(FILTER cuda_sm90 INCLUDE REGEX "_sm90_")

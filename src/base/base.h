@@ -9,6 +9,7 @@
 
 #include "bs/base.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -77,6 +78,9 @@ static inline float bsi_uniform(uint32_t word)
 /* Elements [first, first + n) of a stream uniform in +-bound: element i takes word i%4 of counter i/4, so
    its value depends on key and index only. first is a multiple of 4. */
 void bsi_fill_uniform(float *to, int64_t first, int64_t n, float bound, const uint32_t key[2]);
+
+/* A thread that takes no signals. name: at most 15 characters, for debuggers. 0 or errno. */
+int bsi_thread_start(pthread_t *out, void *(*fn)(void *arg), void *arg, const char *name);
 
 /* Seconds of the monotonic clock. */
 double bsi_now(void);

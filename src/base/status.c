@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** status.c: failure detail, log lines, the cancel flag, build facts. The detail is thread-local, so a
+** status.c: failure detail, log lines, the cancel flag. The detail is thread-local, so a
 ** worker's failure reaches the owner only as a record that the owner passes to bsi_fail_from.
 */
 #include "base/base.h"
 
 #include <stdatomic.h>
 #include <string.h>
-
-#if BS_HAVE_URING
-#include <liburing.h>
-#endif
 
 static _Thread_local bs_errinfo last_error;
 static atomic_bool cancelled;

@@ -5,11 +5,11 @@
 ** device, a device that is lost or closed. The two blocking waits of the library are here.
 **
 ** Called by the owner thread of the device. A device that is closed while objects of it are open stays
-** until the last of them is closed. On check devices closed objects are kept (without their resources)
-** until the end, so that their use is an error and not a read of freed memory.
+** until the last of them is closed. Where the backend counts misuse, closed objects are kept (without
+** their resources) until the end, so that their use is an error and not a read of freed memory.
 */
 #include "dev/dev.h"
-#include "dev/dev_private.h"
+#include "dev/profile.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,7 +17,6 @@
 #include <time.h>
 
 #define MAX_SITES    256
-#define MAX_THREADS  1024
 #define SPINS        64      /* queries before the first sleep */
 #define SLEEP_MIN_NS 20000   /* 20 us */
 #define SLEEP_MAX_NS 1000000 /* 1 ms */
@@ -26,7 +25,6 @@ typedef struct device {
     bs_dev pub;     /* first: its address is the device's */
     bs_errinfo why; /* it was lost */
     pthread_t owner;
-    bool checked; /* a check device: closed objects are kept, the calling thread is compared */
     bool closed, pumping;
     bool taken;         /* cfg.device_left was found out */
     size_t device_left; /* of cfg; 0: not injected */
@@ -64,48 +62,10 @@ static inline object *object_of(const void *pub)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-bs_status bsi_dev_backend(const char *name, const bsi_dev_ops **out)
+bs_status bsi_dev_open(const char *spec, const bsi_dev_ops *ops, const bsi_dev_ops *inner,
+                       const bs_dev_cfg *cfg, bs_dev **out)
 {
-    static const struct {
-        const char *name;
-        const bsi_dev_ops *ops;
-    } backend[] = {
-        {"cpu", &bsi_dev_cpu},
-        {"meta", &bsi_dev_meta},
-#if BS_HAVE_CUDA
-        {"cuda", &bsi_dev_cuda}
-#endif
-    };
-    for (size_t i = 0; i < BSI_COUNT(backend); i++) {
-        if (strcmp(name, backend[i].name) == 0) {
-            *out = backend[i].ops;
-            return BS_OK;
-        }
-    }
-    if (strcmp(name, "cuda") == 0)
-        return bsi_fail(BS_UNSUPPORTED,
-                        "device 'cuda' is not in this build (BS_CUDA=ON puts it there); use 'cpu'");
-    return bsi_fail(
-        BS_ARG, "no device is called '%s'; there are 'cpu', 'meta', 'cuda', 'check:cpu', ...", name);
-}
-
-bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
-{
-    static const bs_dev_cfg defaults;
-    const bsi_dev_ops *ops = NULL;
     *out = NULL;
-    if (!spec || strlen(spec) >= sizeof((*out)->spec))
-        return bsi_fail(BS_ARG, "a device needs a name such as 'cpu' (at most %zu characters)",
-                        sizeof((*out)->spec) - 1);
-    if (!cfg)
-        cfg = &defaults;
-    if (cfg->threads < 0 || cfg->threads > MAX_THREADS)
-        return bsi_fail(BS_ARG, "device '%s': %d threads asked, 0 (all cores) to %d possible", spec,
-                        cfg->threads, MAX_THREADS);
-    bool checked = strncmp(spec, "check:", 6) == 0;
-    BSI_TRY(bsi_dev_backend(checked ? spec + 6 : spec, &ops));
-    if (checked)
-        ops = &bsi_dev_check;
     if (ops->size != sizeof *ops)
         return bsi_fail(BS_INTERNAL, "device '%s' was built against another version of its interface",
                         spec);
@@ -114,11 +74,10 @@ bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out)
         return BS_NOMEM;
     d->pub.ops = ops;
     d->owner = pthread_self();
-    d->checked = checked;
     d->device_left = cfg->device_left;
     d->workspace = cfg->workspace_bytes;
     snprintf(d->pub.spec, sizeof d->pub.spec, "%s", spec);
-    bs_status st = ops->open(checked ? spec + 6 : spec, cfg, &d->pub);
+    bs_status st = ops->open(cfg, inner, &d->pub);
     if (st != BS_OK) {
         bsi_free(d);
         return bsi_wrap(st, "device '%s'", spec);
@@ -168,6 +127,11 @@ int bs_dev_violations(const bs_dev *dev, const char **text)
     return dev->ops->violations(dev, text);
 }
 
+bool bsi_dev_checks(const bs_dev *dev)
+{
+    return dev->ops->misuse != NULL;
+}
+
 void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud)
 {
     dev->pump = pump;
@@ -196,7 +160,7 @@ static bs_status usable(const bs_dev *dev, const char *what)
     const device *d = device_of(dev);
     if (d->closed)
         return bsi_fail(BS_STATE, "%s: device '%s' is closed", what, dev->spec);
-    if (d->checked && !pthread_equal(d->owner, pthread_self()))
+    if (bsi_dev_checks(dev) && !pthread_equal(d->owner, pthread_self()))
         return bsi_fail(BS_STATE, "%s: device '%s' was called by a thread that does not own it", what,
                         dev->spec);
     if (dev->lost) {
@@ -296,13 +260,15 @@ static void object_opened(bs_dev *dev)
     device_of(dev)->live++;
 }
 
-/* False: it was closed before (only check devices remember). */
+/* False: it was closed before (known where closed objects are kept). */
 static bool object_closing(bs_dev *dev, const object *o, const char *noun)
 {
     if (!o->closed)
         return true;
     bsi_fail(BS_STATE, "the %s was closed before", noun);
-    bsi_check_note(dev, "%s closed twice", noun);
+    char text[64];
+    snprintf(text, sizeof text, "%s closed twice", noun);
+    dev->ops->misuse(dev, text);
     return false;
 }
 
@@ -310,7 +276,7 @@ static void object_closed(bs_dev *dev, object *o)
 {
     device *d = device_of(dev);
     o->closed = true;
-    if (d->checked) {
+    if (bsi_dev_checks(dev)) {
         o->next = d->graves;
         d->graves = o;
     } else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** dev.h: the device contract. A device has memory of three kinds, in-order queues and events, copies
-** and kernel launches; `cpu`, `meta` and `cuda` implement bsi_dev_ops, `check` wraps one of them.
+** and kernel launches. Each backend (src/backend) implements bsi_dev_ops; callers use the checked front.
 **
 ** Contract (tests/c/test_dev_contract.c holds each line against every backend and its check wrapper):
 ** C1 operations of one queue run in issue order; two queues have no order except through events.
@@ -83,9 +83,11 @@ typedef struct bsi_profile { /* times of launches, summed up by (kernel, label) 
     int n, cap;
 } bsi_profile;
 
-typedef struct bsi_dev_ops {
+typedef struct bsi_dev_ops { /* what a backend implements */
+    const char *name;        /* "cpu" */
     size_t size; /* of this struct: guards against a backend built against another version */
-    bs_status (*open)(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
+    /* inner: the backend that this one is to wrap, NULL for those that wrap none. */
+    bs_status (*open)(const bs_dev_cfg *cfg, const struct bsi_dev_ops *inner, bs_dev *dev);
     void (*close)(bs_dev *dev);
     void (*props)(const bs_dev *dev, bs_dev_props *out);
     /* Pinned memory that cannot be page-locked is given all the same: out->kind is BSI_MEM_HOST then, and
@@ -106,6 +108,9 @@ typedef struct bsi_dev_ops {
                          void *ud); /* no Lua, no device calls in fn */
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
+    /* Count a misuse that a call without a status cannot return. NULL slot: misuse is not looked for; else the
+       front keeps closed objects until the end, so that their use is found, and compares threads. */
+    void (*misuse)(bs_dev *dev, const char *text);
     void (*range)(bs_dev *dev, const char *label); /* NULL slot: nobody can watch this device */
     /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed before
        are in the profile that they were timed into. */
@@ -122,9 +127,9 @@ struct bs_dev {
     void *pump_ud;
 };
 
-extern const bsi_dev_ops bsi_dev_cpu, bsi_dev_meta, bsi_dev_check;
-extern const bsi_dev_ops bsi_dev_cuda; /* where BS_HAVE_CUDA */
-
+/* Opens a backend behind the front. spec: what messages call the device; inner: see open. */
+bs_status bsi_dev_open(const char *spec, const bsi_dev_ops *ops, const bsi_dev_ops *inner,
+                       const bs_dev_cfg *cfg, bs_dev **out);
 /* Thin wrappers in dev.c: check arguments, refuse a lost device, call the slot. */
 bs_status bsi_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem **out);
 void bsi_mem_free(bsi_mem *mem);
@@ -145,6 +150,8 @@ bs_status bsi_queue_status(bsi_queue *q);
 /* The only blocking waits: query, pump, back off (spin, then 20 us .. 1 ms), stop on bs_cancel. */
 bs_status bsi_host_wait(const bsi_event *ev);
 bs_status bsi_host_wait_queue(bsi_queue *q);
+/* Whether the backend looks for misuse and unordered operations ("check:..."). */
+bool bsi_dev_checks(const bs_dev *dev);
 /* Attach or clear (NULL) the pump. */
 void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud);
 /* For profilers: the calls from here on belong to `label`, until bsi_range_end. Ranges nest. */

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
@@ -128,14 +127,9 @@ bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine,
     pthread_cond_init(&p->work, NULL);
     sem_init(&p->finished, 0, 0);
 
-    /* Signals are for the owner: the threads begin with all of them blocked. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     int err = 0;
-    while (p->n < threads && (err = pthread_create(&p->thread[p->n], NULL, run, p)) == 0)
-        pthread_setname_np(p->thread[p->n++], "bs-io");
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    while (p->n < threads && (err = bsi_thread_start(&p->thread[p->n], run, p, "bs-io")) == 0)
+        p->n++;
     if (err) {
         int n = p->n;
         pool_close(p);

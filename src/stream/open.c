@@ -159,7 +159,7 @@ bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *f
     s->placement = cfg->placement;
     s->m = cfg->placement->manifest;
     s->dry = !s->e->props.executes;
-    s->poison = strncmp(s->e->dev->spec, "check:", 6) == 0;
+    s->poison = bsi_dev_checks(s->e->dev);
     size_t align = BSI_MAX(bs_manifest_alignment(s->m), (size_t)BSI_READ_ALIGN);
     s->request_bytes =
         bsi_round_up(cfg->io.request_bytes ? cfg->io.request_bytes : REQUEST_BYTES, align);

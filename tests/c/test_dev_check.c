@@ -9,7 +9,7 @@
 ** none; and none without it when the host had polled the event in between, as a streamer does. Hence
 ** this device.
 */
-#include "dev/check.h"
+#include "backend/check/check.h"
 #include "dev_support.h"
 
 typedef struct rig {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cpu device beyond the contract: its threads, its memory, its compute pool, its launches. */
-#include "dev/cpu/cpu.h"
+#include "backend/cpu/cpu.h"
 #include "dev_support.h"
 
 #include <dirent.h>

@@ -4,6 +4,7 @@
 ** held against the marks of bsk.h; the arena; the sizes functions; refusals. On meta, which holds no bytes:
 ** launches are seen by a spy between the front and the backend.
 */
+#include "backend/meta/meta.h"
 #include "bs.h"
 #include "tensor_fixture.h"
 

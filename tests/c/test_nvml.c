@@ -3,7 +3,7 @@
 ** What NVML tells, against a library that stands in for it (tests/support/fake_nvml.c), and without
 ** one.
 */
-#include "dev/cuda/nvml.h"
+#include "backend/nvml/nvml.h"
 #include "dev_support.h"
 
 #include <stdlib.h>

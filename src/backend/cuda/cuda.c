@@ -8,7 +8,7 @@
 ** Kernels that need room have it in the workspace of the call: memory of BSK_CUDA_BLAS_BYTES, then the
 ** partial sums. The device itself holds none.
 */
-#include "dev/cuda/cuda_dev.h"
+#include "backend/cuda/cuda_dev.h"
 
 #include <string.h>
 
@@ -287,6 +287,7 @@ static void cuda_range(bs_dev *dev, const char *label)
 #endif
 
 const bsi_dev_ops bsi_dev_cuda = {
+    .name = "cuda",
     .size = sizeof(bsi_dev_ops),
     .open = bsi_cuda_open,
     .close = bsi_cuda_close,

@@ -9,7 +9,7 @@
 ** tests prove that each wait is needed. Use of closed objects is refused in dev.c, which keeps them
 ** for that.
 */
-#include "dev/check.h"
+#include "backend/check/check.h"
 
 #include <string.h>
 
@@ -20,7 +20,7 @@ static check_dev *dev_of(const bs_dev *dev)
     return dev->impl;
 }
 
-static bs_status check_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
+static bs_status check_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
     bs_dev_props props = {.executes = false};
     check_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
@@ -32,11 +32,9 @@ static bs_status check_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev
         if (!d->drop_wait)
             goto fail;
     }
-    st = bsi_dev_backend(spec, &d->inner.ops);
-    if (st != BS_OK)
-        goto fail;
-    snprintf(d->inner.spec, sizeof d->inner.spec, "%s", spec);
-    st = d->inner.ops->open(spec, cfg, &d->inner);
+    d->inner.ops = inner;
+    snprintf(d->inner.spec, sizeof d->inner.spec, "%s", inner->name);
+    st = inner->open(cfg, NULL, &d->inner);
     if (st != BS_OK)
         goto fail;
     d->inner.ops->props(&d->inner, &props);
@@ -85,13 +83,8 @@ static int check_violations(const bs_dev *dev, const char **text)
     return d->violations;
 }
 
-void bsi_check_note(const bs_dev *dev, const char *fmt, ...)
+static void check_misuse(bs_dev *dev, const char *text)
 {
-    char text[256];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
     bsi_check_report(dev_of(dev), bs_hash64(text, strlen(text), 0), "%s", text);
 }
 
@@ -344,7 +337,7 @@ static void check_range(bs_dev *dev, const char *label)
 {
     check_dev *d = dev_of(dev);
     if (!label && d->ranges == 0) {
-        bsi_check_note(dev, "a range ended that was not begun");
+        check_misuse(dev, "a range ended that was not begun");
         return;
     }
     d->ranges += label ? 1 : -1;
@@ -359,6 +352,7 @@ static bs_status check_profile(bs_dev *dev, bsi_profile *into)
 }
 
 const bsi_dev_ops bsi_dev_check = {
+    .name = "check",
     .size = sizeof(bsi_dev_ops),
     .open = check_open,
     .close = check_close,
@@ -378,6 +372,7 @@ const bsi_dev_ops bsi_dev_check = {
     .host_fn = check_host_fn,
     .queue_status = check_queue_status,
     .violations = check_violations,
+    .misuse = check_misuse,
     .range = check_range,
     .profile = check_profile,
 };

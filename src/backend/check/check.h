@@ -10,7 +10,7 @@
 #ifndef BS_CHECK_H
 #define BS_CHECK_H
 
-#include "dev/dev_private.h"
+#include "dev/dev.h"
 
 #define CHECK_QUEUES  16 /* open at a time */
 #define CHECK_BUCKETS 256
@@ -78,7 +78,9 @@ typedef struct check_dev {
     size_t n_text, cap_text;
 } check_dev;
 
-/* check_history.c */
+extern const bsi_dev_ops bsi_dev_check;
+
+/* history.c */
 /* The same text at an address that lives as long as the device; NULL: no memory. */
 const char *bsi_check_intern(check_dev *d, const char *text);
 bs_status bsi_check_history_open(check_dev *d, check_mem *m, size_t bytes);

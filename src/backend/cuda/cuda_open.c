@@ -5,7 +5,7 @@
 ** CUDA_VISIBLE_DEVICES chooses another. Signals are blocked meanwhile: threads that CUDA creates
 ** inherit that and leave them to the owner. Owner thread only.
 */
-#include "dev/cuda/cuda_dev.h"
+#include "backend/cuda/cuda_dev.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -212,9 +212,9 @@ static void close_blas(cuda_dev *d)
     cudaGetLastError(); /* of a lost device */
 }
 
-bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
+bs_status bsi_cuda_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
-    (void)spec;
+    (void)inner;
     sigset_t all, before;
     cuda_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
     if (!d)

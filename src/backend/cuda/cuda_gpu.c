@@ -4,8 +4,8 @@
 ** context of the process took of its memory: by NVML, since CUDA counts nothing before there is a
 ** context. Any thread; the figures of the process are under a lock.
 */
-#include "dev/cuda/cuda_dev.h"
-#include "dev/cuda/nvml.h"
+#include "backend/cuda/cuda_dev.h"
+#include "backend/nvml/nvml.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

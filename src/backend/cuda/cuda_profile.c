@@ -3,7 +3,7 @@
 ** cuda_profile.c: times of launches by pairs of events on their stream. Pairs wait in a table until it is full
 ** or somebody asks; then their end is waited for and their times are added to the profile. Owner thread only.
 */
-#include "dev/cuda/cuda_dev.h"
+#include "backend/cuda/cuda_dev.h"
 
 #include <string.h>
 

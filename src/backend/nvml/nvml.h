@@ -3,8 +3,8 @@
 ** nvml.h: what NVML, the driver's management library, knows about one GPU. It is loaded when it is
 ** asked, in builds with and without CUDA, and nothing depends on its being there.
 */
-#ifndef BS_CUDA_NVML_H
-#define BS_CUDA_NVML_H
+#ifndef BS_NVML_H
+#define BS_NVML_H
 
 #include "bs/dev.h"
 

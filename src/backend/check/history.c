@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** check_history.c: what the check device remembers of each memory, and what it reports.
+** history.c: what the check device remembers of each memory, and what it reports.
 **
 ** A memory is cut into segments, each with its last write and the last read of every queue since. That
 ** is enough: a read or write that is ordered after the last write is ordered after everything that
@@ -8,7 +8,7 @@
 ** under it by one; segments of equal history are merged and forgotten histories make them equal, so
 ** the number of segments follows the number of ranges that are really in use. Owner thread only.
 */
-#include "dev/check.h"
+#include "backend/check/check.h"
 
 #include <string.h>
 

@@ -4,7 +4,8 @@
 ** forgotten, events are always done. A dry run on it issues exactly what a real run would, so sizes and
 ** offsets come out the same. Owner thread only; nothing is allocated but the device itself.
 */
-#include "dev/dev_private.h"
+#include "backend/meta/meta.h"
+#include "dev/inject.h"
 
 #define ALIGNMENT 256
 
@@ -13,9 +14,9 @@ typedef struct meta {
     bs_errinfo error; /* of the injected failure; status BS_OK: none */
 } meta;
 
-static bs_status meta_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
+static bs_status meta_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
-    (void)spec;
+    (void)inner;
     meta *m = bsi_alloc(BS_TAG_MISC, sizeof *m);
     if (!m)
         return BS_NOMEM;
@@ -149,6 +150,7 @@ static bs_status meta_profile(bs_dev *dev, bsi_profile *into)
 }
 
 const bsi_dev_ops bsi_dev_meta = {
+    .name = "meta",
     .size = sizeof(bsi_dev_ops),
     .open = meta_open,
     .close = meta_close,

@@ -6,7 +6,7 @@
 ** registrations. Memory that cannot be registered stays pageable: copies work, but not at full speed
 ** and not beside the host. Owner thread only.
 */
-#include "dev/cuda/cuda_dev.h"
+#include "backend/cuda/cuda_dev.h"
 
 #include <errno.h>
 #include <sys/mman.h>

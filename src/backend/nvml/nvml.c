@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda_nvml.c: power, clocks, link and memory of a GPU as NVML tells them. The few functions that
+** nvml.c: power, clocks, link and memory of a GPU as NVML tells them. The few functions that
 ** are used are declared here after NVML's documented interface, so that no header of it is needed.
 ** Any thread; a bsi_nvml is used by one at a time.
 */
-#include "dev/cuda/nvml.h"
+#include "backend/nvml/nvml.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

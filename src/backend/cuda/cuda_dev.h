@@ -6,8 +6,10 @@
 #ifndef BS_CUDA_DEV_H
 #define BS_CUDA_DEV_H
 
+#include "backend/cuda/cuda.h"
 #include "cuda/kernels.h"
-#include "dev/dev_private.h"
+#include "dev/inject.h"
+#include "dev/profile.h"
 
 #include <stdatomic.h>
 
@@ -56,7 +58,7 @@ typedef struct cuda_block { /* what bsi_mem.impl is */
 } cuda_block;
 
 /* cuda_open.c */
-bs_status bsi_cuda_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev);
+bs_status bsi_cuda_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev);
 void bsi_cuda_close(bs_dev *dev);
 /* A symbol of cuBLAS, which is loaded for it; NULL: the library is not there. */
 const void *bsi_cuda_find_blas(void);

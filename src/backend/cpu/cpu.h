@@ -11,7 +11,9 @@
 #ifndef BS_CPU_H
 #define BS_CPU_H
 
-#include "dev/dev_private.h"
+#include "dev/dev.h"
+#include "dev/inject.h"
+#include "dev/profile.h"
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -110,6 +112,8 @@ typedef struct cpu_dev {
 
 enum { FAIL_NONE, FAIL_WRITING, FAIL_SET };
 
+extern const bsi_dev_ops bsi_dev_cpu;
+
 /* cpu_queue.c. A node or a mark, or NULL with the failure recorded. */
 cpu_node *bsi_cpu_node(cpu_queue *q, cpu_kind kind, const char *label);
 void bsi_cpu_issue(cpu_queue *q, cpu_node *n);
@@ -123,7 +127,7 @@ void bsi_cpu_event_close(bsi_event *ev);
 bs_status bsi_cpu_status(cpu_dev *d);
 /* Returns when everything issued on the device has run. */
 void bsi_cpu_drain(cpu_dev *d);
-/* pthread_create with all signals blocked: they are the owner's. */
+/* cpu_thread.c: a thread that is called prefix and index. */
 bs_status bsi_cpu_thread(pthread_t *out, void *(*fn)(void *), void *arg, const char *prefix,
                          unsigned index);
 

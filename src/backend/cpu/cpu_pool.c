@@ -6,7 +6,7 @@
 **
 ** run() is called by the worker of the queue; tasks that call run() again get their tasks in place.
 */
-#include "dev/cpu/cpu.h"
+#include "backend/cpu/cpu.h"
 
 struct cpu_pool {
     bsk_par par; /* first: run() gets its address */

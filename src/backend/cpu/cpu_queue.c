@@ -6,13 +6,12 @@
 **
 ** The worker executes and releases; it never allocates, frees, logs or takes a lock.
 */
-#include "dev/cpu/cpu.h"
+#include "backend/cpu/cpu.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -258,22 +257,6 @@ static void *work(void *arg)
             operate(q, n);
         atomic_store_explicit(&q->done, n->seq, memory_order_release);
     }
-}
-
-bs_status bsi_cpu_thread(pthread_t *out, void *(*fn)(void *), void *arg, const char *prefix,
-                         unsigned index)
-{
-    sigset_t all, old;
-    char name[16]; /* with the terminator: a limit of the kernel */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(out, NULL, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc != 0)
-        return bsi_fail_sys(BS_NOMEM, rc, "a thread of the cpu device cannot be started");
-    snprintf(name, sizeof name, "%s%u", prefix, index % 100000);
-    pthread_setname_np(*out, name);
-    return BS_OK;
 }
 
 /* ---- queues (owner) -------------------------------------------------------------------------- */

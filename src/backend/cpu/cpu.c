@@ -4,7 +4,7 @@
 ** device kind is reached by copies and launches only. This file has the device, its memory and the
 ** issue of operations; cpu_queue.c runs them. Owner thread only.
 */
-#include "dev/cpu/cpu.h"
+#include "backend/cpu/cpu.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,9 +20,9 @@ typedef struct block { /* what bsi_mem.impl is */
     bool mapped;
 } block;
 
-static bs_status cpu_open(const char *spec, const bs_dev_cfg *cfg, bs_dev *dev)
+static bs_status cpu_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
-    (void)spec;
+    (void)inner;
     cpu_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
     if (!d)
         return BS_NOMEM;
@@ -221,6 +221,7 @@ static bs_status cpu_profile(bs_dev *dev, bsi_profile *into)
 }
 
 const bsi_dev_ops bsi_dev_cpu = {
+    .name = "cpu",
     .size = sizeof(bsi_dev_ops),
     .open = cpu_open,
     .close = cpu_close,

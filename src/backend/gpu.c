@@ -3,9 +3,8 @@
 ** gpu.c: what there is to say about the machine's GPU, in every build: from the CUDA runtime where
 ** it is built in, and from NVML where the driver has it. Opens no device. Any thread.
 */
-#include "dev/cuda/nvml.h"
-#include "dev/dev.h"
-#include "dev/dev_private.h"
+#include "backend/cuda/cuda.h"
+#include "backend/nvml/nvml.h"
 
 #include <string.h>
 
