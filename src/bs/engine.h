@@ -35,7 +35,6 @@ typedef struct bs_engine_stats {
 BS_API BS_NODISCARD bs_status bs_engine_open(const bs_engine_cfg *cfg, bs_engine **out);
 BS_API void bs_engine_close(bs_engine *e);
 BS_API void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out);
-BS_API bs_dtype bs_engine_compute(const bs_engine *e);
 /* Wait until everything issued has run; pumps attached streams; BS_CANCELLED or BS_DEVICE possible. */
 BS_API BS_NODISCARD bs_status bs_engine_wait_all(bs_engine *e);
 /* The same for the ops alone; blocks that are on their way stay so. */

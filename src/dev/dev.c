@@ -2,7 +2,7 @@
 /*
 ** dev.c: the checked front of every device. It owns the objects that callers hold (memories, queues,
 ** events) and refuses what no backend should see: ranges outside their memory, objects of another
-** device, a device that is lost or closed. The two blocking waits of the library are here.
+** device, a device that is lost or closed. All blocking waits for a device are here.
 **
 ** Called by the owner thread of the device. A device that is closed while objects of it are open stays
 ** until the last of them is closed. Where the backend counts misuse, closed objects are kept (without
@@ -12,6 +12,7 @@
 #include "dev/profile.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -45,7 +46,7 @@ typedef struct object {
     } pub; /* first: its address is the object's */
     bool closed;
     bool unpinned;       /* memory: was to be page-locked */
-    bsi_event *sync;     /* queue: what bsi_host_wait_queue records */
+    bsi_event *end;      /* queue: recorded by those who wait for all of it */
     char *name;          /* queue */
     struct object *next; /* in graves */
 } object;
@@ -363,7 +364,7 @@ bs_status bsi_queue_open(bs_dev *dev, const char *name, bsi_queue **out)
     if (!o->name)
         goto done;
     o->pub.queue = (bsi_queue){.dev = dev, .name = o->name};
-    st = bsi_event_open(dev, &o->sync);
+    st = bsi_event_open(dev, &o->end);
     if (st != BS_OK)
         goto done;
     st = settle(dev, dev->ops->queue_open(dev, o->name, &o->pub.queue));
@@ -373,7 +374,7 @@ bs_status bsi_queue_open(bs_dev *dev, const char *name, bsi_queue **out)
     *out = &o->pub.queue;
     return BS_OK;
 done:
-    bsi_event_close(o->sync);
+    bsi_event_close(o->end);
     bsi_free(o->name);
     bsi_free(o);
     return st;
@@ -385,7 +386,7 @@ void bsi_queue_close(bsi_queue *q)
         return;
     object *o = object_of(q);
     q->dev->ops->queue_close(q);
-    bsi_event_close(o->sync); /* the queue itself keeps the device open until the next line */
+    bsi_event_close(o->end); /* the queue itself keeps the device open until the next line */
     object_closed(q->dev, o);
 }
 
@@ -568,6 +569,11 @@ static void back_off(int *round)
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
 
+static bs_status cancelled(const bs_dev *dev)
+{
+    return bsi_fail(BS_CANCELLED, "cancelled while waiting for device '%s'", dev->spec);
+}
+
 bs_status bsi_host_wait(const bsi_event *ev)
 {
     int round = 0;
@@ -576,7 +582,7 @@ bs_status bsi_host_wait(const bsi_event *ev)
         if (st != BS_AGAIN)
             return st;
         if (bs_cancelled())
-            return bsi_fail(BS_CANCELLED, "cancelled while waiting for device '%s'", ev->dev->spec);
+            return cancelled(ev->dev);
         pump(device_of(ev->dev));
         back_off(&round);
     }
@@ -584,9 +590,33 @@ bs_status bsi_host_wait(const bsi_event *ev)
 
 bs_status bsi_host_wait_queue(bsi_queue *q)
 {
-    BSI_TRY(queue_ok(q, "queue_sync"));
-    bsi_event *ev = object_of(q)->sync;
-    BSI_TRY(bsi_event_record(ev, q));
-    BSI_TRY(bsi_host_wait(ev));
+    BSI_TRY(queue_ok(q, "host_wait_queue"));
+    bsi_event *end = object_of(q)->end;
+    BSI_TRY(bsi_event_record(end, q));
+    BSI_TRY(bsi_host_wait(end));
     return bsi_queue_status(q);
+}
+
+bs_status bsi_host_spin(const bsi_event *ev)
+{
+    for (;;) {
+        bs_status st = bsi_event_query(ev);
+        if (st != BS_AGAIN)
+            return st;
+        if (bs_cancelled())
+            return cancelled(ev->dev);
+        sched_yield();
+    }
+}
+
+bs_status bsi_host_drain_queue(bsi_queue *q)
+{
+    int round = 0;
+    bs_status st;
+    BSI_TRY(queue_ok(q, "host_drain_queue"));
+    bsi_event *end = object_of(q)->end;
+    BSI_TRY(bsi_event_record(end, q));
+    while ((st = bsi_event_query(end)) == BS_AGAIN)
+        back_off(&round);
+    return st;
 }

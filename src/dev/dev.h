@@ -75,7 +75,7 @@ typedef struct bsi_kcall { /* one kernel launch; layouts of arg, n and f are per
     bs_dtype dtype, out; /* of the operands that bsk.h marks `a` and `o` */
     bsi_arg workspace;   /* props.workspace_bytes for kernels that need room; holds nothing between
                           launches. bytes 0: none, for devices that ask for none */
-    const char *label;   /* static or living until the device has been synchronised; for messages */
+    const char *label;   /* static or living until the launch has run; for messages */
 } bsi_kcall;
 
 typedef struct bsi_profile { /* times of launches, summed up by (kernel, label) */
@@ -147,9 +147,18 @@ bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes);
 bs_status bsi_launch(bsi_queue *q, const bsi_kcall *call);
 bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud);
 bs_status bsi_queue_status(bsi_queue *q);
-/* The only blocking waits: query, pump, back off (spin, then 20 us .. 1 ms), stop on bs_cancel. */
+/* ---- the host blocks: here and nowhere else ---- */
+
+/* Wait for an event, or for all that a queue was given so far: query, pump, back off (spin, then 20 us ..
+   1 ms). BS_CANCELLED when bs_cancel is set meanwhile: then what was waited for still runs. */
 bs_status bsi_host_wait(const bsi_event *ev);
 bs_status bsi_host_wait_queue(bsi_queue *q);
+/* bsi_host_wait for measurements: without naps, which would be a part of the time, and without the pump. */
+bs_status bsi_host_spin(const bsi_event *ev);
+/* Drain: return when all that the queue was given has ended, also while bs_cancel is set; memory is about to be
+   reused or given back. The pump stays out: nothing new is to be issued. BS_DEVICE: the device is lost. */
+bs_status bsi_host_drain_queue(bsi_queue *q);
+
 /* Whether the backend looks for misuse and unordered operations ("check:..."). */
 bool bsi_dev_checks(const bs_dev *dev);
 /* Attach or clear (NULL) the pump. */
@@ -177,15 +186,5 @@ typedef struct bsi_pool_stats {
     size_t pool_bytes, fixed_bytes, arena_now, arena_peak;
 } bsi_pool_stats;
 void bsi_pool_stats_get(const bsi_pool *p, bsi_pool_stats *out);
-
-/* ---- binding: where the blocks of the current visit are ------------------------------------------------ */
-
-/* The streamer fills it at a visit's begin and clears it at its end; ops resolve weights through it. */
-typedef struct bs_binding {
-    int n_blocks;
-    bsi_addr *base;      /* canonical layout of the block; mem NULL: not bound */
-    uint64_t generation; /* of the visit: expanded copies of an older one are stale */
-    const char *visit;   /* label for messages */
-} bs_binding;
 
 #endif

@@ -136,11 +136,6 @@ void bs_engine_stats_get(const bs_engine *e, bs_engine_stats *out)
         e->launches};
 }
 
-bs_dtype bs_engine_compute(const bs_engine *e)
-{
-    return e->dtype;
-}
-
 bs_status bs_engine_seal(bs_engine *e)
 {
     if (e->sealed)
@@ -159,7 +154,9 @@ bs_status bs_engine_wait_all(bs_engine *e)
 
 bs_status bs_engine_wait(bs_engine *e)
 {
-    return bsi_engine_drain(e);
+    engine_box *b = box_of(e);
+    BSI_TRY(bsi_event_record(b->tail, e->compute));
+    return bsi_host_wait(b->tail);
 }
 
 bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
@@ -183,13 +180,6 @@ bs_status bsi_expand_launch(bs_engine *e, const bsi_expand *x, const char *label
     c.arg[0] = bsi_operand(x->from, x->stored, x->n, BSI_READ);
     c.arg[1] = bsi_operand(x->to, x->out, x->n, BSI_WRITE);
     return bsi_engine_launch(e, &c);
-}
-
-bs_status bsi_engine_drain(bs_engine *e)
-{
-    engine_box *b = box_of(e);
-    BSI_TRY(bsi_event_record(b->tail, e->compute));
-    return bsi_host_wait(b->tail);
 }
 
 bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)

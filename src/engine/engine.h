@@ -9,6 +9,15 @@
 #include "bs/engine.h"
 #include "dev/dev.h"
 
+/* Where the blocks of the current visit are: the streamer fills it when a visit begins and clears it when it ends;
+   ops resolve weights through it. So stream and tensor meet without knowing each other. */
+typedef struct bs_binding {
+    int n_blocks;
+    bsi_addr *base;      /* canonical layout of the block; mem NULL: not bound */
+    uint64_t generation; /* of the visit: expanded copies of an older one are stale */
+    const char *visit;   /* label for messages */
+} bs_binding;
+
 struct bs_engine {
     bs_dev *dev;
     bs_dev_props props;
@@ -70,8 +79,6 @@ typedef struct bsi_expand { /* to = from * scale, from one element type to anoth
     double scale;
 } bsi_expand;
 bs_status bsi_expand_launch(bs_engine *e, const bsi_expand *x, const char *label);
-/* Wait for the compute queue's present end (event, not the whole device). */
-bs_status bsi_engine_drain(bs_engine *e);
 /* Small pinned read-back buffer: copy n bytes from device, wait, deliver. */
 bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to);
 /* Copy host bytes to the device through a pinned staging buffer, on the compute queue; waits only for the

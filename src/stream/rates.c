@@ -6,7 +6,6 @@
 */
 #include "stream/stream.h"
 
-#include <sched.h>
 #include <string.h>
 
 enum { NOISE_BYTES = 1 << 20, REQUEST_BYTES = 2 << 20, DEPTH = 32, REAP_US = 1000 };
@@ -37,17 +36,11 @@ static void close_bench(bench *b)
     bsi_mem_free(b->device);
 }
 
-/* Wait without naps: they would be a part of what is measured. */
 static bs_status finish(bench *b)
 {
-    bs_status st;
     BSI_TRY(bsi_event_record(b->done, b->q));
-    while ((st = bsi_event_query(b->done)) == BS_AGAIN) {
-        if (bs_cancelled())
-            return bsi_fail(BS_CANCELLED, "rates: cancelled");
-        sched_yield();
-    }
-    return st;
+    bs_status st = bsi_host_spin(b->done);
+    return st == BS_CANCELLED ? bsi_fail(st, "rates: cancelled") : st;
 }
 
 /* ---- copies ---- */

@@ -166,9 +166,6 @@ void bsi_stats_reap(bs_stream *s, const bsi_piece *r);
 uint64_t bsi_payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi);
 /* Offset of a tensor's first byte in its block's host slot. */
 uint64_t bsi_raw_offset(const bs_manifest *m, int block, int tensor);
-/* Wait for what is issued on a queue so far, also while bs_cancel is set: memory is about to be reused.
- */
-bs_status bsi_drain_queue(bsi_queue *q);
 
 /* ---- boundaries ---- */
 

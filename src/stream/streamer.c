@@ -16,7 +16,6 @@
 
 #include <limits.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     HOMES_READING = 4, /* ram homes in flight: bounds how much memory is page-locked ahead of its use */
@@ -430,7 +429,7 @@ static bs_status wait_for(bs_stream *s, int64_t serial)
     BSI_TRY(bsi_host_wait(h->started));
     s->stats.stall_compute_s += bsi_now() - t0;
     t0 = bsi_now();
-    if (h->state == BSI_HOST_COPYING) /* syncing pumps */
+    if (h->state == BSI_HOST_COPYING) /* the wait pumps */
         BSI_TRY(bsi_host_wait(h->copied));
     s->stats.stall_copy_s += bsi_now() - t0;
     return BS_OK;
@@ -498,22 +497,6 @@ bs_status bs_stream_end_visit(bs_stream *s)
 
 /* ---- abort ---- */
 
-bs_status bsi_drain_queue(bsi_queue *q)
-{
-    bsi_event *ev;
-    BSI_TRY(bsi_event_open(q->dev, &ev));
-    bs_status st = bsi_event_record(ev, q);
-    struct timespec nap = {0, 20000};
-    while (st == BS_OK && (st = bsi_event_query(ev)) == BS_AGAIN) {
-        nanosleep(&nap, NULL);
-        st = BS_OK;
-        if (nap.tv_nsec < 1000000)
-            nap.tv_nsec *= 2;
-    }
-    bsi_event_close(ev);
-    return st;
-}
-
 static bs_status drain(bs_stream *s)
 {
     while (bsi_aio_in_flight(s->aio)) {
@@ -522,10 +505,10 @@ static bs_status drain(bs_stream *s)
             (void)take_read(s, io); /* counted; the visit it was for is dropped anyway */
     }
     double t0 = bsi_now();
-    bs_status st = bsi_drain_queue(s->e->copy_in);
+    bs_status st = bsi_host_drain_queue(s->e->copy_in);
     s->stats.stall_copy_s += bsi_now() - t0;
     t0 = bsi_now();
-    bs_status st2 = bsi_drain_queue(s->e->compute);
+    bs_status st2 = bsi_host_drain_queue(s->e->compute);
     s->stats.stall_compute_s += bsi_now() - t0;
     return st != BS_OK ? st : st2; /* a lost device fails both alike */
 }
