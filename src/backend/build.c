@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** build.c: which optional parts this build has, and for OpenBLAS, which is loaded when the program runs,
-** whether the machine has it. Any thread.
+** build.c: which optional parts this build has, and for OpenBLAS, which is loaded when the program
+** runs, whether the machine has it. Any thread.
 */
 #include "dev/dev.h"
 

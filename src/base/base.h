@@ -75,8 +75,8 @@ static inline float bsi_uniform(uint32_t word)
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* Elements [first, first + n) of a stream uniform in +-bound: element i takes word i%4 of counter i/4, so
-   its value depends on key and index only. first is a multiple of 4. */
+/* Elements [first, first + n) of a stream uniform in +-bound: element i takes word i%4 of counter i/4,
+   so its value depends on key and index only. first is a multiple of 4. */
 void bsi_fill_uniform(float *to, int64_t first, int64_t n, float bound, const uint32_t key[2]);
 
 /* A thread that takes no signals. name: at most 15 characters, for debuggers. 0 or errno. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** numeric.c: counter-based random numbers, half-precision conversions, hashing, the clock. Pure functions
-** of their arguments (but the clock), the same bits on every machine.
+** numeric.c: counter-based random numbers, half-precision conversions, hashing, the clock. Pure
+** functions of their arguments (but the clock), the same bits on every machine.
 */
 #include "base/base.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** thread.c: threads of libbs's own. They begin with all signals blocked: signals are for the owner, whose
-** handlers may be Lua's.
+** thread.c: threads of libbs's own. They begin with all signals blocked: signals are for the owner,
+** whose handlers may be Lua's.
 */
 #include "base/base.h"
 

@@ -67,7 +67,7 @@ BS_API void bs_log_to(bs_log_fn fn, void *ud);
 typedef enum bs_tag {
     BS_TAG_MISC,
     BS_TAG_HEADER,   /* parsed headers, manifests, plans */
-    BS_TAG_SLOT,     /* pinned staging slots */
+    BS_TAG_SLOT,     /* pinned host slots */
     BS_TAG_HOME,     /* pinned ram homes */
     BS_TAG_BOUNDARY, /* pinned boundaries */
     BS_TAG_ROWS,     /* row tables and their staging */

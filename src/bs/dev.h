@@ -35,8 +35,8 @@ typedef struct bs_dev_props {
     size_t unpinned_bytes;  /* of pinned memory in use, what could not be page-locked */
 } bs_dev_props;
 
-/* spec: "cpu", "meta", "cuda" (of builds that have it: the first GPU of CUDA_VISIBLE_DEVICES), or one of
-   them behind "check:". */
+/* spec: "cpu", "meta", "cuda" (of builds that have it: the first GPU of CUDA_VISIBLE_DEVICES), or one
+   of them behind "check:". */
 BS_API BS_NODISCARD bs_status bs_dev_open(const char *spec, const bs_dev_cfg *cfg, bs_dev **out);
 BS_API void bs_dev_close(bs_dev *dev);
 BS_API void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out);
@@ -74,11 +74,12 @@ typedef struct bs_profile_row { /* launches of one kernel under one label */
     double seconds; /* that it ran for on the device */
 } bs_profile_row;
 
-/* Time every launch from here on (on: forgets earlier times) or no longer. Timing costs a little: it is for
-   finding where a step's time goes, not for the time of a step. A device that does not execute has no rows. */
+/* Time every launch from here on (on: forgets earlier times) or no longer. Timing costs a little: it is
+   for finding where a step's time goes, not for the time of a step. A device that does not execute has
+   no rows. */
 BS_API BS_NODISCARD bs_status bs_dev_profile(bs_dev *dev, bool on);
-/* What was timed so far, longest first. Waits for the launches that are timed. *rows is the device's, until
-   its next call. */
+/* What was timed so far, longest first. Waits for the launches that are timed. *rows is the device's,
+   until its next call. */
 BS_API BS_NODISCARD bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n);
 
 #ifdef __cplusplus

@@ -63,8 +63,8 @@ bs_safetensors_writer_close(bs_safetensors_writer *w); /* throws away what was n
 
 /* The same discipline for any bytes (adapter_config.json, reports). */
 BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
-/* Renames from[i] to to[i], one after the other with nothing between, then flushes the folder. All are in one
-   folder. Nothing is renamed when a place is taken by something that is no file. */
+/* Renames from[i] to to[i], one after the other with nothing between, then flushes the folder. All are
+   in one folder. Nothing is renamed when a place is taken by something that is no file. */
 BS_API BS_NODISCARD bs_status bs_file_replace(int n, const char *const *from, const char *const *to);
 
 /* ---- manifest: where each block's bytes are -------------------------------------------------- */

@@ -25,7 +25,7 @@ typedef struct bs_placement_cfg {
     const bs_manifest *manifest;
     const bs_home *home;          /* one per block */
     int dev_slots;                /* device slots for blocks that are not gpu homes; >= 1 */
-    int host_slots;               /* staging slots for disk homes; >= 1 when any */
+    int host_slots;               /* for disk homes; >= 1 when any */
     const bs_visit_spec *program; /* the cyclic segment it is made for */
     int n_visits;
     bool cyclic;
@@ -41,10 +41,11 @@ typedef struct bs_edge_bytes {        /* bytes of one segment */
 typedef struct bs_transfer { /* how one visit gets its block */
     int block;
     int dev_slot;        /* -1: gpu home */
-    int host_slot;       /* -1: no disk read into a staging slot */
+    int host_slot;       /* -1: no disk read into a host slot */
     bool load;           /* false: the block is in its slot already */
-    bool read;           /* disk read (into staging, or into its ram or gpu home for the first time) */
-    int slot_free_after; /* visit index (negative: previous segment) whose end frees the slot */
+    bool read;           /* disk read (into a host slot, or into its ram home for the first time) */
+    int slot_free_after; /* visit index (negative: previous segment) whose end frees the slot;
+                            INT_MIN: it was never used */
 } bs_transfer;
 
 typedef struct bs_placement bs_placement;
@@ -56,11 +57,11 @@ BS_API void bs_placement_free(bs_placement *p);
 BS_API void bs_placement_bytes(const bs_placement *p, bool warm, bs_edge_bytes *out);
 BS_API int bs_placement_visits(const bs_placement *p);
 BS_API const bs_transfer *bs_placement_transfer(const bs_placement *p, bool warm, int visit);
-/* Fixed device bytes (slots + gpu homes) and pinned host bytes (staging slots + ram homes). */
+/* Fixed device bytes (slots + gpu homes) and pinned host bytes (host slots + ram homes). */
 BS_API uint64_t bs_placement_device_bytes(const bs_placement *p);
 BS_API uint64_t bs_placement_host_bytes(const bs_placement *p);
 BS_API uint64_t bs_placement_slot_bytes(const bs_placement *p);      /* one device slot */
-BS_API uint64_t bs_placement_host_slot_bytes(const bs_placement *p); /* one staging slot */
+BS_API uint64_t bs_placement_host_slot_bytes(const bs_placement *p); /* one host slot */
 
 /* ---- streamer -------------------------------------------------------------------------------- */
 
@@ -98,13 +99,12 @@ BS_API BS_NODISCARD bs_status bs_stream_next(bs_stream *s, bs_visit *out);
 BS_API BS_NODISCARD bs_status bs_stream_end_visit(bs_stream *s);
 /* Drop everything pushed and not begun; wait for what is in flight; usable again afterwards. */
 BS_API BS_NODISCARD bs_status bs_stream_abort(bs_stream *s);
-/* Advance reads and copies without blocking (called by every wait and visit by itself). */
-BS_API BS_NODISCARD bs_status bs_stream_pump(bs_stream *s);
 BS_API void bs_stream_stats_get(const bs_stream *s, bs_stream_stats *out);
 /* Where a block is now: "gpu", "ram", "disk", "slot", "loading". */
 BS_API const char *bs_stream_where(const bs_stream *s, int block);
-/* The bytes of a tensor in the gpu home of its block, for bs_params_update_base: [rows, last dim], valid
-   until the stream is closed. BS_STATE when the block's home is another, or before it has arrived. */
+/* The bytes of a tensor in the gpu home of its block, for bs_params_update_base: [rows, last dim],
+   valid until the stream is closed. BS_STATE when the block's home is another, or before it has
+   arrived. */
 BS_API BS_NODISCARD bs_status bs_stream_home(const bs_stream *s, int block, int tensor, bs_place *out);
 
 /* ---- boundaries: tensors that outlive a (visit, micro-batch) --------------------------------- */
@@ -186,8 +186,8 @@ typedef struct bs_read_rate {
     double seconds;
     char io[32]; /* as in bs_stream_stats */
 } bs_read_rate;
-/* Reads all extents of some blocks into pinned memory, as the streamer does, and drops them; the files are
-   as the manifest opened them (io->no_direct is not looked at). */
+/* Reads all extents of some blocks into pinned memory, as the streamer does, and drops them; the files
+   are as the manifest opened them (io->no_direct is not looked at). */
 BS_API BS_NODISCARD bs_status bs_rate_read(bs_dev *dev, const bs_manifest *m, int n_blocks,
                                            const int *block, const bs_io_cfg *io, bs_read_rate *out);
 

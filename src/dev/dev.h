@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** dev.h: the device contract. A device has memory of three kinds, in-order queues and events, copies
-** and kernel launches. Each backend (src/backend) implements bsi_dev_ops; callers use the checked front.
+** and kernel launches. Each backend (src/backend) implements bsi_dev_ops; callers use the checked
+** front.
 **
 ** Contract (tests/c/test_dev_contract.c holds each line against every backend and its check wrapper):
-** C1 operations of one queue run in issue order; two queues have no order except through events.
-** C2 bsi_event_record marks the queue position at the call; recording again moves the mark.
-** C3 bsi_queue_wait binds to the record that is current at the call; a never-recorded event is done.
-** C4 an operand range in flight may not be freed, reused or touched by the host until its event is done.
-** C5 issuing never waits for the operation; a backend may bound how many a queue holds and wait for room.
+** C1 operations of one queue run in issue order; two queues have no order except through events. C2
+** bsi_event_record marks the queue position at the call; recording again moves the mark. C3
+** bsi_queue_wait binds to the record that is current at the call; a never-recorded event is done. C4 an
+** operand range in flight may not be freed, reused or touched by the host until its event is done. C5
+** issuing never waits for the operation; a backend may bound how many a queue holds and wait for room.
 ** C6 argument errors are returned by the call; execution errors appear in event_query and queue_status,
-**    and from then on the device is lost: every call returns BS_DEVICE until it is closed.
-** C7 close of anything drains it first; closing in any order is fine.
-** C8 all calls are made by the owner thread; the backend may use threads of its own, which never free.
+** and from then on the device is lost: every call returns BS_DEVICE until it is closed. C7 close of
+** anything drains it first; closing in any order is fine. C8 all calls are made by the owner thread;
+** the backend may use threads of its own, which never free.
 */
 #ifndef BS_DEV_H
 #define BS_DEV_H
@@ -90,8 +91,8 @@ typedef struct bsi_dev_ops { /* what a backend implements */
     bs_status (*open)(const bs_dev_cfg *cfg, const struct bsi_dev_ops *inner, bs_dev *dev);
     void (*close)(bs_dev *dev);
     void (*props)(const bs_dev *dev, bs_dev_props *out);
-    /* Pinned memory that cannot be page-locked is given all the same: out->kind is BSI_MEM_HOST then, and
-       the last recorded failure says why. */
+    /* Pinned memory that cannot be page-locked is given all the same: out->kind is BSI_MEM_HOST then,
+       and the last recorded failure says why. */
     bs_status (*mem_alloc)(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out);
     void (*mem_free)(bsi_mem *mem);
     bs_status (*queue_open)(bs_dev *dev, const char *name, bsi_queue *out);
@@ -108,12 +109,13 @@ typedef struct bsi_dev_ops { /* what a backend implements */
                          void *ud); /* no Lua, no device calls in fn */
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
-    /* Count a misuse that a call without a status cannot return. NULL slot: misuse is not looked for; else the
-       front keeps closed objects until the end, so that their use is found, and compares threads. */
+    /* Count a misuse that a call without a status cannot return. NULL slot: misuse is not looked for;
+       else the front keeps closed objects until the end, so that their use is found, and compares
+       threads. */
     void (*misuse)(bs_dev *dev, const char *text);
     void (*range)(bs_dev *dev, const char *label); /* NULL slot: nobody can watch this device */
-    /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed before
-       are in the profile that they were timed into. */
+    /* Launches are timed into `into` from here on (NULL: no longer). Returns when all that were timed
+       before are in the profile that they were timed into. */
     bs_status (*profile)(bs_dev *dev, bsi_profile *into);
 } bsi_dev_ops;
 
@@ -149,14 +151,16 @@ bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud);
 bs_status bsi_queue_status(bsi_queue *q);
 /* ---- the host blocks: here and nowhere else ---- */
 
-/* Wait for an event, or for all that a queue was given so far: query, pump, back off (spin, then 20 us ..
-   1 ms). BS_CANCELLED when bs_cancel is set meanwhile: then what was waited for still runs. */
+/* Wait for an event, or for all that a queue was given so far: query, pump, back off (spin, then 20 us
+   .. 1 ms). BS_CANCELLED when bs_cancel is set meanwhile: then what was waited for still runs. */
 bs_status bsi_host_wait(const bsi_event *ev);
 bs_status bsi_host_wait_queue(bsi_queue *q);
-/* bsi_host_wait for measurements: without naps, which would be a part of the time, and without the pump. */
+/* bsi_host_wait for measurements: without naps, which would be a part of the time, and without the
+   pump. */
 bs_status bsi_host_spin(const bsi_event *ev);
-/* Drain: return when all that the queue was given has ended, also while bs_cancel is set; memory is about to be
-   reused or given back. The pump stays out: nothing new is to be issued. BS_DEVICE: the device is lost. */
+/* Drain: return when all that the queue was given has ended, also while bs_cancel is set; memory is
+   about to be reused or given back. The pump stays out: nothing new is to be issued. BS_DEVICE: the
+   device is lost. */
 bs_status bsi_host_drain_queue(bsi_queue *q);
 
 /* Whether the backend looks for misuse and unordered operations ("check:..."). */
@@ -175,7 +179,8 @@ typedef struct bsi_pool bsi_pool;
 /* bytes 0 (devices that do not execute): grows without bound and only counts. */
 bs_status bsi_pool_open(bs_dev *dev, size_t bytes, bsi_pool **out);
 void bsi_pool_close(bsi_pool *p);
-/* A region of its own until close, 256-byte aligned; BS_DEVMEM names region, bytes asked, bytes left. */
+/* A region of its own until close, 256-byte aligned; BS_DEVMEM names region, bytes asked, bytes left.
+   */
 bs_status bsi_pool_region(bsi_pool *p, const char *name, size_t bytes, bsi_addr *out);
 /* The rest becomes the arena (at most arena_bytes when that is not 0). */
 bs_status bsi_pool_seal(bsi_pool *p, size_t arena_bytes);

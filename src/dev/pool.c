@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** pool.c: the device pool. One reservation, made once: fixed regions from the bottom, and above them the
-** arena, handed out first fit in issue order. Offsets are a function of the sequence of calls and of
-** nothing else (no time, no collector, no polled event), so a dry run on `meta` gives the same high-water
-** as the real run. Owner thread only. The arena serves one in-order queue: a range that is given back may
-** be handed out again at once, because its next user is issued after its last one.
+** pool.c: the device pool. One reservation, made once: fixed regions from the bottom, and above them
+** the arena, handed out first fit in issue order. Offsets are a function of the sequence of calls and
+** of nothing else (no time, no collector, no polled event), so a dry run on `meta` gives the same
+** high-water as the real run. Owner thread only. The arena serves one in-order queue: a range that is
+** given back may be handed out again at once, because its next user is issued after its last one.
 */
 #include "dev/dev.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** profile.c: times of kernel launches, summed up by (kernel, label). Rows are few (a kernel has a handful
-** of labels), so they are found by looking through all.
+** profile.c: times of kernel launches, summed up by (kernel, label). Rows are few (a kernel has a
+** handful of labels), so they are found by looking through all.
 */
 #include "dev/profile.h"
 

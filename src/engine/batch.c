@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** batch.c: the micro-batches of a step. A micro-batch is rows of any lengths laid end to end; it keeps its
-** ids and targets on the host (row tables, messages) and position, row identity, row starts, ids and
-** targets on the device, in regions of fixed capacity. Labels are shifted here, once: the label of token t
-** trains position t-1 of the same row. Owner thread only; uploads are in order on the compute queue.
+** batch.c: the micro-batches of a step. A micro-batch is rows of any lengths laid end to end; it keeps
+** its ids and targets on the host (row tables, messages) and position, row identity, row starts, ids
+** and targets on the device, in regions of fixed capacity. Labels are shifted here, once: the label of
+** token t trains position t-1 of the same row. Owner thread only; uploads are in order on the compute
+** queue.
 */
 #include "engine/engine.h"
 

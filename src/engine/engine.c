@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** engine.c: a device with its three queues (compute, copy-in, copy-out), its pool, the expand region and
-** the binding table of the current visit. Owner thread only. Small host <-> device transfers (batches,
-** scalars, parameters) go through two pinned staging buffers on the compute queue, so that they are in
-** order with the launches that use them.
+** engine.c: a device with its three queues (compute, copy-in, copy-out), its pool, the expand region
+** and the binding table of the current visit. Owner thread only. Small host <-> device transfers
+** (batches, scalars, parameters) go through two pinned staging buffers on the compute queue, so that
+** they are in order with the launches that use them.
 */
 #include "engine/engine.h"
 

@@ -9,8 +9,9 @@
 #include "bs/engine.h"
 #include "dev/dev.h"
 
-/* Where the blocks of the current visit are: the streamer fills it when a visit begins and clears it when it ends;
-   ops resolve weights through it. So stream and tensor meet without knowing each other. */
+/* Where the blocks of the current visit are: the streamer fills it when a visit begins and clears it
+   when it ends; ops resolve weights through it. So stream and tensor meet without knowing each other.
+   */
 typedef struct bs_binding {
     int n_blocks;
     bsi_addr *base;      /* canonical layout of the block; mem NULL: not bound */
@@ -81,8 +82,8 @@ typedef struct bsi_expand { /* to = from * scale, from one element type to anoth
 bs_status bsi_expand_launch(bs_engine *e, const bsi_expand *x, const char *label);
 /* Small pinned read-back buffer: copy n bytes from device, wait, deliver. */
 bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to);
-/* Copy host bytes to the device through a pinned staging buffer, on the compute queue; waits only for the
-   staging buffer's previous use. */
+/* Copy host bytes to the device through a pinned staging buffer, on the compute queue; waits only for
+   the staging buffer's previous use. */
 bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t bytes);
 
 static inline bsi_addr bsi_place_addr(const bs_place *p)

@@ -47,8 +47,9 @@ bs_status bsi_out_open(bsi_out *o, const char *path)
     return bsi_fail_sys(BS_IO, err, "'%s' cannot be written: no file can be made beside it", path);
 }
 
-/* A write beyond RLIMIT_FSIZE sends SIGXFSZ, which kills. The signal is held back and taken here, so that
-   the call fails with EFBIG as it does on a full disk; the process's handlers stay what they are. */
+/* A write beyond RLIMIT_FSIZE sends SIGXFSZ, which kills. The signal is held back and taken here, so
+   that the call fails with EFBIG as it does on a full disk; the process's handlers stay what they are.
+   */
 static ssize_t write_some(int fd, const void *p, size_t n, uint64_t offset)
 {
     const struct timespec now = {0};

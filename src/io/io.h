@@ -66,8 +66,8 @@ void bsi_aio_close(bsi_aio *a);
 const char *bsi_aio_name(const bsi_aio *a);
 /* Take a read; never blocks; kept in order of submission when the depth is reached. */
 bs_status bsi_aio_submit(bsi_aio *a, bsi_read *r);
-/* The next finished read, or NULL. wait_us > 0: wait up to that long for one. Short results are continued
-   and EINTR/EAGAIN repeated inside. */
+/* The next finished read, or NULL. wait_us > 0: wait up to that long for one. Short results are
+   continued and EINTR/EAGAIN repeated inside. */
 bsi_read *bsi_aio_reap(bsi_aio *a, unsigned wait_us);
 int bsi_aio_in_flight(const bsi_aio *a); /* submitted, not yet reaped */
 /* Optional: register the memory that reads go into (io_uring fixed buffers); failure is not an error.
@@ -90,6 +90,10 @@ const bsi_file *bsi_manifest_file(const bs_manifest *m, int file);
 const bsi_extent *bsi_manifest_extent(const bs_manifest *m, int block, int extent);
 /* Extent that holds a tensor. */
 int bsi_manifest_tensor_extent(const bs_manifest *m, int block, int tensor);
+/* Offset of a tensor's first byte in the raw bytes of its block, as a host slot holds them. */
+uint64_t bsi_manifest_raw_offset(const bs_manifest *m, int block, int tensor);
+/* What one read of the block asks of the disk: its extents (raw_bytes may have gaps between them). */
+uint64_t bsi_manifest_read_bytes(const bs_manifest *m, int block);
 
 typedef struct bsi_row_table {
     const char *name;
@@ -99,7 +103,5 @@ typedef struct bsi_row_table {
     uint64_t file_offset;
 } bsi_row_table;
 const bsi_row_table *bsi_manifest_rows(const bs_manifest *m, int rows);
-
-/* ---- JSON header reading shared by safetensors and the index: see safetensors.c -------------------------- */
 
 #endif

@@ -454,6 +454,21 @@ int bsi_manifest_tensor_extent(const bs_manifest *m, int at, int tensor)
     return m->finished && bs_manifest_tensor(m, at, tensor) ? m->block[at].extent_of[tensor] : -1;
 }
 
+uint64_t bsi_manifest_raw_offset(const bs_manifest *m, int at, int tensor)
+{
+    const bs_tensor_info *t = bs_manifest_tensor(m, at, tensor);
+    const bsi_extent *x = bsi_manifest_extent(m, at, bsi_manifest_tensor_extent(m, at, tensor));
+    return x->raw_offset + (t->file_offset - x->offset);
+}
+
+uint64_t bsi_manifest_read_bytes(const bs_manifest *m, int at)
+{
+    uint64_t sum = 0;
+    for (int x = 0; x < bs_manifest_block(m, at)->n_extents; x++)
+        sum += bsi_manifest_extent(m, at, x)->length;
+    return sum;
+}
+
 const bsi_row_table *bsi_manifest_rows(const bs_manifest *m, int rows)
 {
     return rows >= 0 && rows < m->n_rows ? &m->rows[rows] : NULL;

@@ -2,8 +2,8 @@
 /*
 ** safetensors_write.c: writes a safetensors file the way the format's own writer does: tensors by
 ** alignment, largest first, then by name; header padded with spaces to a multiple of 8. So every tensor
-** is aligned in the file and the same tensors always give the same bytes. The header is known before the
-** data, which may come in any order, each tensor once. Owner thread.
+** is aligned in the file and the same tensors always give the same bytes. The header is known before
+** the data, which may come in any order, each tensor once. Owner thread.
 */
 #include "base/json.h"
 #include "io/private.h"

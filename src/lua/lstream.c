@@ -77,12 +77,6 @@ static int l_abort(lua_State *L)
     return 0;
 }
 
-static int l_pump(lua_State *L)
-{
-    bsl_try(L, bs_stream_pump(check(L)), "bs.stream.pump");
-    return 0;
-}
-
 static int l_stats(lua_State *L)
 {
     bs_stream_stats s;
@@ -118,9 +112,9 @@ static int l_where(lua_State *L)
 }
 
 static const luaL_Reg methods[] = {{"abort", l_abort}, {"end_visit", l_finish_visit},
-                                   {"next", l_next},   {"pump", l_pump},
-                                   {"push", l_push},   {"stats", l_stats},
-                                   {"where", l_where}, {NULL, NULL}};
+                                   {"next", l_next},   {"push", l_push},
+                                   {"stats", l_stats}, {"where", l_where},
+                                   {NULL, NULL}};
 static const luaL_Reg functions[] = {{"open", l_open}, {NULL, NULL}};
 
 void bsl_open_stream(lua_State *L)

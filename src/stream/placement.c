@@ -1,188 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** placement.c: homes, slots and the policy. bsi_policy_decide is the only place that says which slot a block
-** goes to; the placement calls it to predict and the streamer calls it when a segment is pushed, so what is
-** predicted is what moves. It looks at the order of visits and at nothing that depends on time.
-**
-** Policy. The victim is the block whose next use is farthest (Belady 1966), never the one of the visit
-** just before, so that a load overlaps it. Left alone, farthest-next-use on a cycle may settle into a
-** period of several segments. Therefore a cyclic segment has a set of blocks that must be in the slots
-** when it ends: what a run from empty slots ends with. They are no victims after their last use in the
-** segment. Each segment then ends as the one before did, and every warm segment moves the same bytes.
+** placement.c: homes and slots for a program, checked, sized and counted. What moves is what the policy
+** decides for the program (policy.c), once from empty slots and once as it goes on from there; the
+** streamer asks the same policy when visits are pushed, so what is predicted here is what moves.
+** Immutable once made.
 */
 #include "stream/stream.h"
 
-#include <limits.h>
 #include <string.h>
-
-#define NEVER INT64_MAX
-
-/* ---- policy ---- */
-
-bs_status bsi_policy_open(const bs_placement *placement, bsi_policy *out)
-{
-    size_t blocks = (size_t)placement->n_blocks, slots = (size_t)placement->dev_slots;
-    *out = (bsi_policy){.placement = placement};
-    out->in_slot = bsi_alloc(BS_TAG_HEADER, slots * sizeof *out->in_slot);
-    out->last_use = bsi_alloc(BS_TAG_HEADER, slots * sizeof *out->last_use);
-    out->slot_of = bsi_alloc(BS_TAG_HEADER, blocks * sizeof *out->slot_of);
-    out->arrived = bsi_alloc(BS_TAG_HEADER, blocks * sizeof *out->arrived);
-    if (!out->in_slot || !out->last_use || !out->slot_of || !out->arrived) {
-        bsi_policy_close(out);
-        return BS_NOMEM;
-    }
-    bsi_policy_reset(out, 0);
-    return BS_OK;
-}
-
-void bsi_policy_close(bsi_policy *p)
-{
-    bsi_free(p->in_slot);
-    bsi_free(p->last_use);
-    bsi_free(p->slot_of);
-    bsi_free(p->arrived);
-    *p = (bsi_policy){0};
-}
-
-void bsi_policy_reset(bsi_policy *p, int64_t serial)
-{
-    for (int i = 0; i < p->placement->dev_slots; i++) {
-        p->in_slot[i] = -1;
-        p->last_use[i] = -1;
-    }
-    for (int b = 0; b < p->placement->n_blocks; b++)
-        p->slot_of[b] = -1;
-    p->last_slot = -1;
-    p->next_host = 0;
-    p->serial = serial;
-}
-
-typedef struct walk { /* one pass over a segment; positions count from its start */
-    const bs_visit_spec *v;
-    int n;
-    int64_t *after;  /* [n] next use of visit i's block after i */
-    int64_t *next;   /* [blocks] next use of each block, as the pass goes */
-    const bool *end; /* [blocks] must be in a slot at the end; NULL: nothing must */
-} walk;
-
-static bool ends_here(const walk *w, int block) /* no more use in this segment, and wanted at its end */
-{
-    return w->end && w->end[block] && w->next[block] >= w->n;
-}
-
-static int choose_slot(const bsi_policy *p, const walk *w)
-{
-    int best = -1;
-    for (int i = 0; i < p->placement->dev_slots; i++) {
-        int b = p->in_slot[i];
-        if (b < 0)
-            return i;
-        if ((i == p->last_slot && p->placement->dev_slots > 1) || ends_here(w, b))
-            continue;
-        /* Equal distances (never again): by block, so that slot numbers do not matter. */
-        if (best < 0 || w->next[b] > w->next[p->in_slot[best]] ||
-            (w->next[b] == w->next[p->in_slot[best]] && b > p->in_slot[best]))
-            best = i;
-    }
-    return best;
-}
-
-static bool needs_staging(const bs_placement *placement, int block)
-{
-    return placement->home[block] != BS_HOME_RAM;
-}
-
-static void decide_one(bsi_policy *p, walk *w, int i, int64_t first_serial, bs_transfer *t)
-{
-    const bs_placement *placement = p->placement;
-    int b = w->v[i].block;
-    bool home = placement->home[b] != BS_HOME_DISK;
-    *t = (bs_transfer){.block = b, .dev_slot = -1, .host_slot = -1, .slot_free_after = INT_MIN};
-    if (placement->home[b] == BS_HOME_GPU) {
-        t->load = !p->arrived[b];
-    } else if (p->slot_of[b] >= 0) {
-        t->dev_slot = p->slot_of[b];
-    } else {
-        int s = choose_slot(p, w);
-        t->dev_slot = s;
-        t->load = true;
-        if (p->last_use[s] >= 0)
-            t->slot_free_after = (int)(p->last_use[s] - first_serial);
-        if (p->in_slot[s] >= 0)
-            p->slot_of[p->in_slot[s]] = -1;
-        p->in_slot[s] = b;
-        p->slot_of[b] = s;
-    }
-    t->read = t->load && !(home && p->arrived[b]);
-    if (t->read && needs_staging(placement, b)) {
-        t->host_slot = p->next_host;
-        p->next_host = (p->next_host + 1) % placement->staging;
-    }
-    if (home)
-        p->arrived[b] = true;
-    if (t->dev_slot >= 0)
-        p->last_use[t->dev_slot] = p->serial;
-    p->last_slot = t->dev_slot;
-    p->serial++;
-    w->next[b] = w->after[i];
-}
-
-static void start_walk(walk *w, int blocks, bool cyclic)
-{
-    int64_t *first = w->next;
-    for (int b = 0; b < blocks; b++)
-        first[b] = NEVER;
-    for (int i = w->n - 1; i >= 0; i--) {
-        w->after[i] = first[w->v[i].block];
-        first[w->v[i].block] = i;
-    }
-    for (int i = 0; i < w->n; i++) /* the last use of a block: the same segment follows */
-        if (w->after[i] == NEVER && cyclic)
-            w->after[i] = w->n + first[w->v[i].block];
-}
-
-static void run_walk(bsi_policy *p, walk *w, bool cyclic, bs_transfer *out)
-{
-    int64_t serial = p->serial;
-    start_walk(w, p->placement->n_blocks, cyclic);
-    for (int i = 0; i < w->n; i++)
-        decide_one(p, w, i, serial, &out[i]);
-}
-
-bs_status bsi_policy_decide(bsi_policy *p, const bs_visit_spec *v, int n, bool cyclic, bs_transfer *out)
-{
-    const bs_placement *placement = p->placement;
-    bsi_policy empty = {0};
-    walk w = {.v = v, .n = n};
-    bool *end = bsi_alloc(BS_TAG_HEADER, (size_t)placement->n_blocks * sizeof *end);
-    w.after = bsi_alloc(BS_TAG_HEADER, (size_t)n * sizeof *w.after);
-    w.next = bsi_alloc(BS_TAG_HEADER, (size_t)placement->n_blocks * sizeof *w.next);
-    bs_status st = end && w.after && w.next ? BS_OK : BS_NOMEM;
-    if (st == BS_OK && cyclic && (st = bsi_policy_open(placement, &empty)) == BS_OK) {
-        run_walk(&empty, &w, true, out);
-        for (int i = 0; i < placement->dev_slots; i++)
-            if (empty.in_slot[i] >= 0)
-                end[empty.in_slot[i]] = true;
-        w.end = end;
-    }
-    if (st == BS_OK)
-        run_walk(p, &w, cyclic, out);
-    bsi_policy_close(&empty);
-    bsi_free(end);
-    bsi_free(w.after);
-    bsi_free(w.next);
-    return st;
-}
-
-/* ---- placement ---- */
-
-uint64_t bsi_read_bytes(const bs_manifest *m, int block)
-{
-    uint64_t sum = 0;
-    for (int x = 0; x < bs_manifest_block(m, block)->n_extents; x++)
-        sum += bsi_manifest_extent(m, block, x)->length;
-    return sum;
-}
 
 static void count_bytes(const bs_placement *p, const bs_transfer *t, bs_edge_bytes *out)
 {
@@ -191,7 +16,7 @@ static void count_bytes(const bs_placement *p, const bs_transfer *t, bs_edge_byt
         const bs_block_info *b = bs_manifest_block(p->manifest, t[i].block);
         if (t[i].read) {
             out->disk_payload += b->payload_bytes;
-            out->disk_read += bsi_read_bytes(p->manifest, t[i].block);
+            out->disk_read += bsi_manifest_read_bytes(p->manifest, t[i].block);
             out->reads++;
         }
         if (t[i].load) {
@@ -228,7 +53,7 @@ static bs_status size_tiers(bs_placement *p)
         else
             p->host_slot_bytes = BSI_MAX(p->host_slot_bytes, bsi_round_up(b->raw_bytes, align));
     }
-    p->staging = p->host_slots ? p->host_slots : any_gpu;
+    p->read_slots = p->host_slots ? p->host_slots : any_gpu;
     if (__builtin_mul_overflow(p->slot_bytes, (uint64_t)p->dev_slots, &p->device_bytes) ||
         __builtin_mul_overflow(p->host_slot_bytes, (uint64_t)p->host_slots, &p->host_bytes))
         return bsi_fail(
@@ -262,7 +87,7 @@ static bs_status check_slots(const bs_placement_cfg *cfg)
         if (cfg->home[i] == BS_HOME_DISK && cfg->host_slots < 1)
             return bsi_fail(
                 BS_ARG,
-                "placement: block '%s' has its home on disk and needs a staging slot, host_slots is 0; give "
+                "placement: block '%s' has its home on disk and needs a host slot, host_slots is 0; give "
                 "at least 1 (2 to overlap reads and copies)",
                 name);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** rates.c: how fast a machine copies, reads and multiplies, each alone and through the same device layer
-** and reader as a step, so that the time of a step can be set against them. Owner thread only, on a device
-** without work of its own; everything that is taken is given back before the call ends.
+** rates.c: how fast a machine copies, reads and multiplies, each alone and through the same device
+** layer and reader as a step, so that the time of a step can be set against them. Owner thread only, on
+** a device without work of its own; everything that is taken is given back before the call ends.
 */
 #include "stream/stream.h"
 

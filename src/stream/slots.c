@@ -16,13 +16,13 @@ void bsi_host_read(bsi_host_slot *h, int block, int64_t serial)
     h->state = BSI_HOST_READING;
     h->block = block;
     h->serial = serial;
-    h->bad = false;
+    h->failed = false;
     h->n_done = h->n_copied = 0;
 }
 
 void bsi_host_full(bsi_host_slot *h)
 {
-    assert(h->state == BSI_HOST_READING && h->n_done == h->n_req);
+    assert(h->state == BSI_HOST_READING && h->n_done == h->n_pieces);
     h->state = BSI_HOST_FULL;
 }
 
@@ -32,12 +32,12 @@ void bsi_host_copy(bsi_host_slot *h)
     h->state = BSI_HOST_COPYING;
 }
 
-void bsi_host_slot_filled(bsi_host_slot *h)
+void bsi_host_forget_pieces(bsi_host_slot *h)
 {
     assert(h->state == BSI_HOST_FULL && h->home);
-    bsi_free(h->req);
-    h->req = NULL;
-    h->n_req = h->n_done = h->n_copied = 0;
+    bsi_free(h->piece);
+    h->piece = NULL;
+    h->n_pieces = h->n_done = h->n_copied = 0;
 }
 
 static void to_free(bsi_host_slot *h, bool poison)
@@ -46,7 +46,7 @@ static void to_free(bsi_host_slot *h, bool poison)
         memset((char *)h->at.mem->host + h->at.off, 0xFF, h->bytes);
     h->state = BSI_HOST_FREE;
     h->block = -1;
-    h->n_req = h->n_done = h->n_copied = 0;
+    h->n_pieces = h->n_done = h->n_copied = 0;
 }
 
 void bsi_host_release(bsi_host_slot *h, bool poison)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stats.c: what the streamer has moved and where blocks are. Counters grow where bytes really move: a
-** read when it is reaped, a copy when it is issued (streamer.c). They are never taken from the placement,
-** so that comparing them with it means something. Stalls are the owner's waits: disk (a read in
-** flight), compute (staging is held by copies that wait for compute to leave a device slot), copy (by
-** copies that run), pinned (page-locking memory for a ram home).
+** read when it is reaped, a copy when it is issued (transfers.c). They are never taken from the
+** placement, so that comparing them with it means something. Stalls are the owner's waits: disk (a read
+** in flight), compute (a host slot is held by copies that wait for compute to leave a device slot),
+** copy (by copies that run), pinned (page-locking memory for a ram home).
 */
 #include "stream/stream.h"
 
@@ -17,36 +17,32 @@ void bsi_stats_submit(bs_stream *s)
         s->busy_since = bsi_now();
 }
 
-void bsi_stats_reap(bs_stream *s, const bsi_piece *r)
-{
-    const bsi_extent *x = bsi_manifest_extent(s->m, r->slot->block, r->extent);
-    uint64_t lo = x->raw_offset + (r->io.offset - x->offset);
-    if (bsi_aio_in_flight(s->aio) == 0)
-        s->stats.disk_busy_s += bsi_now() - s->busy_since;
-    s->stats.disk_read += r->io.length + r->io.reread;
-    s->stats.disk_reread += r->io.reread;
-    if (r->io.status == BS_OK)
-        s->stats.disk_payload += bsi_payload_in(s->m, r->slot->block, r->extent, lo, lo + r->io.length);
-}
-
-uint64_t bsi_raw_offset(const bs_manifest *m, int block, int tensor)
-{
-    const bs_tensor_info *t = bs_manifest_tensor(m, block, tensor);
-    const bsi_extent *x = bsi_manifest_extent(m, block, bsi_manifest_tensor_extent(m, block, tensor));
-    return x->raw_offset + (t->file_offset - x->offset);
-}
-
-uint64_t bsi_payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi)
+/* Bytes of the block's tensors inside a raw range of its host slot. */
+static uint64_t payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi)
 {
     uint64_t sum = 0;
     for (int i = 0; i < bs_manifest_block(m, block)->n_tensors; i++) {
         if (bsi_manifest_tensor_extent(m, block, i) != extent)
             continue;
-        uint64_t at = bsi_raw_offset(m, block, i), bytes = bs_manifest_tensor(m, block, i)->bytes;
-        uint64_t from = BSI_MAX(lo, at), to = BSI_MIN(hi, at + bytes);
+        uint64_t raw = bsi_manifest_raw_offset(m, block, i),
+                 bytes = bs_manifest_tensor(m, block, i)->bytes;
+        uint64_t from = BSI_MAX(lo, raw), to = BSI_MIN(hi, raw + bytes);
         sum += to > from ? to - from : 0;
     }
     return sum;
+}
+
+void bsi_stats_reap(bs_stream *s, const bsi_piece *piece)
+{
+    const bsi_extent *x = bsi_manifest_extent(s->m, piece->slot->block, piece->extent);
+    uint64_t lo = x->raw_offset + (piece->io.offset - x->offset);
+    if (bsi_aio_in_flight(s->aio) == 0)
+        s->stats.disk_busy_s += bsi_now() - s->busy_since;
+    s->stats.disk_read += piece->io.length + piece->io.reread;
+    s->stats.disk_reread += piece->io.reread;
+    if (piece->io.status == BS_OK)
+        s->stats.disk_payload +=
+            payload_in(s->m, piece->slot->block, piece->extent, lo, lo + piece->io.length);
 }
 
 void bs_stream_stats_get(const bs_stream *s, bs_stream_stats *out)
@@ -55,7 +51,7 @@ void bs_stream_stats_get(const bs_stream *s, bs_stream_stats *out)
     if (bsi_aio_in_flight(s->aio))
         out->disk_busy_s += bsi_now() - s->busy_since;
     out->resident_device = out->resident_host = 0;
-    out->host_bytes = s->staging ? s->staging->bytes : 0;
+    out->host_bytes = s->host_region ? s->host_region->bytes : 0;
     for (int i = 0; i < s->n_dev; i++)
         out->resident_device += s->dev[i].state == BSI_DEV_READY || s->dev[i].state == BSI_DEV_IN_USE;
     for (int i = 0; i < s->n_host; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** stream.h: what the files of src/stream share and their tests use: the policy, the slots' state
-** machines and the streamer's record. Owner thread only.
+** machines and the record of a stream. Owner thread only.
 */
 #ifndef BS_STREAM_H
 #define BS_STREAM_H
@@ -16,14 +16,16 @@ struct bs_placement {
     const bs_manifest *manifest;
     int n_blocks, n_visits;
     int dev_slots, host_slots;
-    int staging;   /* host_slots, or 1 when only gpu homes are read: a buffer that is freed when idle */
+    int read_slots; /* host slots that reads take turns in: host_slots; where that is 0, one for filling
+                       gpu homes, whose memory is given back when nothing needs it */
     bs_home *home; /* [n_blocks] */
     uint64_t slot_bytes, host_slot_bytes, device_bytes, host_bytes;
     bs_transfer *transfer[2]; /* [n_visits] cold, warm */
     bs_edge_bytes bytes[2];
 };
 
-/* Which block is in which slot after the visits decided so far. A function of the visit order only. */
+/* policy.c: which block is in which slot after the visits decided so far. A function of their order
+   only. */
 typedef struct bsi_policy {
     const bs_placement *placement;
     int *in_slot;      /* [dev_slots] block, or -1 */
@@ -31,14 +33,12 @@ typedef struct bsi_policy {
     int *slot_of;      /* [n_blocks] slot, or -1 */
     bool *arrived;     /* [n_blocks] its ram or gpu home is filled */
     int last_slot;     /* of the visit before, or -1 */
-    int next_host;     /* staging slots go round */
+    int next_host;     /* reads take turns in the host slots */
     int64_t serial;    /* of the next visit */
 } bsi_policy;
 
-enum { BSI_READ_ALIGN = 4096 }; /* staging slots and requests, at least */
+enum { BSI_READ_ALIGN = 4096 }; /* of host slots and requests, at least */
 
-/* What one read of the block asks of the disk: its extents (raw_bytes may have gaps between them). */
-uint64_t bsi_read_bytes(const bs_manifest *m, int block);
 bs_status bsi_policy_open(const bs_placement *placement, bsi_policy *out);
 void bsi_policy_close(bsi_policy *p);
 /* Every slot empty; homes as they are; the next visit gets this serial. */
@@ -60,20 +60,22 @@ typedef struct bsi_piece { /* one read of at most request_bytes, inside one exte
     bsi_read io;
     struct bsi_host_slot *slot;
     int extent;
-    bool done, copied;
+    bool done;   /* reaped, with whatever status */
+    bool copied; /* its copies have been issued */
 } bsi_piece;
 
-typedef struct bsi_host_slot { /* raw aligned extents of one block: staging, or a ram home */
+typedef struct
+    bsi_host_slot { /* raw aligned extents of one block: a slot that reads share, or a ram home */
     bsi_host_state state;
     int block;
     bool home;      /* a lease that does not end: stays full */
-    bool bad;       /* a request failed: never full */
+    bool failed;    /* a piece failed: never full */
     int64_t serial; /* of the visit that the read is for */
     bsi_addr at;
     size_t bytes;
-    bsi_mem *own; /* memory of this slot alone, or NULL: part of the staging region */
-    bsi_piece *req;
-    int n_req, n_done, n_copied;
+    bsi_mem *own; /* memory of this slot alone, or NULL: part of the host region */
+    bsi_piece *piece;
+    int n_pieces, n_done, n_copied;
     bsi_event *started; /* the copies out of it have begun (the device slot was free) */
     bsi_event *copied;  /* they have ended */
 } bsi_host_slot;
@@ -100,7 +102,8 @@ typedef struct bsi_dev_slot { /* canonical layout of one block: a slot, or a gpu
 /* free -> reading -> full -> copying -> free; a ram home stays full. */
 void bsi_host_read(bsi_host_slot *h, int block, int64_t serial);
 void bsi_host_full(bsi_host_slot *h);
-void bsi_host_slot_filled(bsi_host_slot *h); /* a filled home: its requests are done with */
+void bsi_host_forget_pieces(
+    bsi_host_slot *h); /* of a full home: from here on it is copied as a whole */
 void bsi_host_copy(bsi_host_slot *h);
 void bsi_host_release(bsi_host_slot *h, bool poison);
 /* Any state -> free, nothing in flight (after a drain). */
@@ -113,13 +116,13 @@ void bsi_dev_leave(bsi_dev_slot *d);
 void bsi_dev_evict(bsi_dev_slot *d);
 void bsi_dev_drop(bsi_dev_slot *d);
 
-/* ---- streamer ---- */
+/* ---- the stream ---- */
 
 typedef struct bsi_pushed { /* a visit that was pushed */
     bs_visit_spec spec;
-    bs_transfer t;
-    int64_t frees;    /* serial of the visit whose end frees the device slot, or -1 */
-    uint64_t fetched; /* bytes moved for it so far */
+    bs_transfer transfer;
+    int64_t free_after; /* serial of the visit whose end frees the device slot, or -1 */
+    uint64_t fetched;   /* bytes moved for it so far */
 } bsi_pushed;
 
 struct bs_stream {
@@ -136,17 +139,17 @@ struct bs_stream {
     bool *file_used;    /* [n_files] */
     int n_files;
 
-    bsi_mem *staging;    /* host_slots x host_slot_bytes */
-    bsi_host_slot *host; /* [placement->staging] then one per ram home */
-    bsi_dev_slot *dev;   /* [placement->dev_slots] then one per gpu home */
+    bsi_mem *host_region; /* host_slots x host_slot_bytes */
+    bsi_host_slot *host;  /* [placement->read_slots] then one per ram home */
+    bsi_dev_slot *dev;    /* [placement->dev_slots] then one per gpu home */
     int n_host, n_dev;
     int *home_slot; /* [n_blocks] index of its home in host or dev; -1: disk */
     int homes_reading;
 
-    bsi_pushed *queue;                  /* visits serial base.. base + n */
+    bsi_pushed *window;                 /* visits serial base.. pushed - 1 */
     int64_t base, begun, ended, pushed; /* serials: begun - ended is 0 or 1 */
     int64_t next_read, next_copy;       /* first visit whose reads, copies are not all issued */
-    int cap;
+    int window_cap;
 
     bool failed; /* until abort */
     bs_errinfo error;
@@ -154,18 +157,52 @@ struct bs_stream {
     double busy_since;
 };
 
+static inline bsi_pushed *bsi_pushed_at(const bs_stream *s, int64_t serial)
+{
+    return &s->window[serial - s->base];
+}
+static inline bsi_dev_slot *bsi_dev_slot_of(const bs_stream *s, const bs_transfer *t)
+{
+    return &s->dev[t->dev_slot >= 0 ? t->dev_slot : s->home_slot[t->block]];
+}
+/* Of a transfer that loads: what the block is copied from. */
+static inline bsi_host_slot *bsi_host_slot_of(const bs_stream *s, const bs_transfer *t)
+{
+    bool ram = s->placement->home[t->block] == BS_HOME_RAM;
+    return &s->host[ram ? s->home_slot[t->block] : t->host_slot];
+}
+static inline const char *bsi_block_name(const bs_stream *s, int block)
+{
+    return bs_manifest_block(s->m, block)->name;
+}
+
 /* Tests: a stream whose reads fail, come late or out of order. fault: NULL or living until close. */
 bs_status bsi_stream_open_fault(const bs_stream_cfg *cfg, const bsi_aio_fault *fault, bs_stream **out);
-/* The engine's pump: a failure is kept for the owner's next call. */
-void bsi_stream_pump_quiet(void *stream);
-const bsi_file *bsi_stream_file(const bs_stream *s, int file);
+/* The engine's pump: advances reads and copies without blocking. A failure is kept for the owner's next
+   call. */
+void bsi_stream_pump(void *stream);
+/* Keeps the first failure with its detail, until abort; returns st. */
+bs_status bsi_stream_fail(bs_stream *s, bs_status st);
+
+/* tiers.c: what a stream holds for its life. Close takes whatever an open that failed has left. */
+bs_status bsi_tiers_open_files(bs_stream *s, bool no_direct);
+bs_status bsi_tiers_open_slots(bs_stream *s);
+void bsi_tiers_close(bs_stream *s);
+const bsi_file *bsi_tiers_file(const bs_stream *s, int file);
+
+/* transfers.c: one step of everything that can go on without waiting. */
+bs_status bsi_transfers_advance(bs_stream *s);
+/* Take finished reads; wait up to wait_us for the first one. */
+bs_status bsi_transfers_reap(bs_stream *s, unsigned wait_us);
+/* Returns when no read, copy or visit is in flight, also while bs_cancel is set. BS_DEVICE: the device
+   is lost. */
+bs_status bsi_transfers_drain(bs_stream *s);
+/* After a drain: every slot is empty, filled homes stay, and the policy knows it. */
+void bsi_transfers_reset(bs_stream *s);
+
 /* stats.c: reads and copies as they happen. */
 void bsi_stats_submit(bs_stream *s);
-void bsi_stats_reap(bs_stream *s, const bsi_piece *r);
-/* Bytes of the block's tensors inside a raw range of its host slot. */
-uint64_t bsi_payload_in(const bs_manifest *m, int block, int extent, uint64_t lo, uint64_t hi);
-/* Offset of a tensor's first byte in its block's host slot. */
-uint64_t bsi_raw_offset(const bs_manifest *m, int block, int tensor);
+void bsi_stats_reap(bs_stream *s, const bsi_piece *piece);
 
 /* ---- boundaries ---- */
 

@@ -158,7 +158,7 @@ static void test_c3_never_recorded(void **state)
     }
 }
 
-/* The pattern of a streamer: blocks go through two device slots, one staging slot and a compute queue.
+/* The pattern of a streamer: blocks go through two device slots, one host slot and a compute queue.
  */
 enum { BLOCKS = 12, SLOT = 512, LOADED = 0, USED = 2 };
 

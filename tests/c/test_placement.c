@@ -190,7 +190,7 @@ static void test_refused(void **state)
     cfg = good, cfg.dev_slots = 0;
     refused(cfg, BS_ARG, "block 'b0' has its home in disk and needs a device slot");
     cfg = good, cfg.host_slots = 0;
-    refused(cfg, BS_ARG, "block 'b0' has its home on disk and needs a staging slot");
+    refused(cfg, BS_ARG, "block 'b0' has its home on disk and needs a host slot");
     cfg = good, cfg.dev_slots = -1;
     refused(cfg, BS_ARG, "dev_slots -1");
     cfg = good, cfg.home = NULL;

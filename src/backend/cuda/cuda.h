@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h: what the rest of libbs sees of the cuda device: nothing of CUDA. Defined where BS_HAVE_CUDA. */
+/* cuda.h: what the rest of libbs sees of the cuda device: nothing of CUDA. Defined where BS_HAVE_CUDA.
+   */
 #ifndef BS_CUDA_H
 #define BS_CUDA_H
 
@@ -7,7 +8,8 @@
 
 extern const bsi_dev_ops bsi_dev_cuda;
 
-/* The fields of bs_gpu that are the CUDA runtime's, and the GPU's PCI address ("": none). Opens no device. */
+/* The fields of bs_gpu that are the CUDA runtime's, and the GPU's PCI address ("": none). Opens no
+   device. */
 void bsi_cuda_gpu(bs_gpu *out, char bus[32]);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cuda_profile.c: times of launches by pairs of events on their stream. Pairs wait in a table until it is full
-** or somebody asks; then their end is waited for and their times are added to the profile. Owner thread only.
+** cuda_profile.c: times of launches by pairs of events on their stream. Pairs wait in a table until it
+** is full or somebody asks; then their end is waited for and their times are added to the profile.
+** Owner thread only.
 */
 #include "backend/cuda/cuda_dev.h"
 
