@@ -30,11 +30,8 @@ static bsl_box *open_scope(const bsl_box *engine)
 /* Scopes set aside do not know which boxes they used: they end with the first that may be one of them. */
 static void close_kept(bsl_box *engine)
 {
-    for (bsl_edge *e = engine->users, *next; e; e = next) {
-        next = e->next;
-        if (e->user->type == &bsl_kept_type)
-            bsl_close(e->user);
-    }
+    while (engine->kept)
+        bsl_close(engine->kept->user);
 }
 
 void bsl_close(bsl_box *b)
@@ -47,6 +44,7 @@ void bsl_close(bsl_box *b)
         if (engine)
             close_kept(engine);
     }
+    close_kept(b);
     while (b->users)
         bsl_close(b->users->user);
     if (b->type == &bsl_scope_type && b->edge[0].link && b->edge[0].owner->open == b)
@@ -123,11 +121,12 @@ void bsl_borrow(lua_State *L, bsl_box *box, int slot, int owner)
     bsl_box *o = lua_touserdata(L, owner);
     lua_pushvalue(L, owner);
     lua_setiuservalue(L, -2, slot + 1);
-    bsl_edge *e = &box->edge[slot];
-    *e = (bsl_edge){.user = box, .owner = o, .next = o->users, .link = &o->users};
-    if (o->users)
-        o->users->link = &e->next;
-    o->users = e;
+    bool kept = box->type == &bsl_kept_type && o->type == &bsl_engine_type;
+    bsl_edge *e = &box->edge[slot], **list = kept ? &o->kept : &o->users;
+    *e = (bsl_edge){.user = box, .owner = o, .next = *list, .link = list};
+    if (*list)
+        (*list)->link = &e->next;
+    *list = e;
 }
 
 bsl_box *bsl_checkbox(lua_State *L, int arg, const bsl_type *type)

@@ -34,6 +34,9 @@ struct bsl_box {
     uint64_t scope; /* serial: of a scope; of an engine's last scope; of the last one that used it */
     bsl_box *open;  /* of an engine: its open scope */
     bsl_edge *users;
+    /* Of an engine: the users that are scopes set aside. Whatever a scope may have used ends all of them
+       when it closes, and must not have to look for them among tens of thousands of weights. */
+    bsl_edge *kept;
     bsl_edge edge[]; /* [type->owners] */
 };
 
