@@ -43,7 +43,7 @@ typedef struct scan {
     size_t values, strings; /* upper bounds on the nodes and string copies of the tree */
     int depth;
     bool uints;
-    const char *why; /* set when refused */
+    const char *fault; /* set when refused */
 } scan;
 
 /* s->at is behind the opening quote; leaves it behind the closing one. */
@@ -57,12 +57,12 @@ static bool scan_string(scan *s)
             return true;
         }
         if (c < 0x20) {
-            s->why = "control character in a string";
+            s->fault = "control character in a string";
             return false;
         }
         if (c == '\\') {
             if (s->n - s->at >= 6 && memcmp(s->s + s->at, "\\u0000", 6) == 0) {
-                s->why = "\\u0000 in a string";
+                s->fault = "\\u0000 in a string";
                 return false;
             }
             if (++s->at == s->n)
@@ -73,12 +73,12 @@ static bool scan_string(scan *s)
         }
         size_t k = bsi_utf8_step(s->s + s->at, s->n - s->at);
         if (!k) {
-            s->why = "not valid UTF-8";
+            s->fault = "not valid UTF-8";
             return false;
         }
         s->at += k;
     }
-    s->why = "string without an end";
+    s->fault = "string without an end";
     return false;
 }
 
@@ -95,7 +95,7 @@ static bool scan_plain(scan *s)
     case '{':
         s->values++;
         if (++s->depth > BSI_JSON_DEPTH)
-            s->why = "nested too deeply";
+            s->fault = "nested too deeply";
         break;
     case ']':
     case '}':
@@ -112,14 +112,14 @@ static bool scan_plain(scan *s)
         break;
     default:
         if (c < 0x20 || c > 0x7E)
-            s->why = "character that does not belong to JSON";
+            s->fault = "character that does not belong to JSON";
         else if (s->uints && !digit(s, s->at))
-            s->why = "only strings, arrays, objects and non-negative integers belong here";
+            s->fault = "only strings, arrays, objects and non-negative integers belong here";
         else if (c == '0' && digit(s, s->at + 1) && (s->at == 0 || !digit(s, s->at - 1)) && s->uints)
-            s->why = "number with a leading zero";
+            s->fault = "number with a leading zero";
     }
-    s->at += !s->why;
-    return !s->why;
+    s->at += !s->fault;
+    return !s->fault;
 }
 
 static bool scan_text(scan *s)
@@ -142,7 +142,7 @@ bs_status bsi_json_parse(const char *text, size_t n, bool uints, const char *wha
     scan s = {.s = (const unsigned char *)text, .n = n, .uints = uints};
     *out = (bsi_json){0};
     if (!scan_text(&s))
-        return bsi_fail(BS_FORMAT, "%s: byte %zu of the JSON text: %s", what, s.at, s.why);
+        return bsi_fail(BS_FORMAT, "%s: byte %zu of the JSON text: %s", what, s.at, s.fault);
 
     /* n bounds values and strings, so none of this overflows for text that fits in memory. 16 and 32:
        what malloc adds to a node and to a short string. */

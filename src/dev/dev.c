@@ -23,15 +23,15 @@
 #define SLEEP_MAX_NS 1000000 /* 1 ms */
 
 typedef struct device {
-    bs_dev pub;     /* first: its address is the device's */
-    bs_errinfo why; /* it was lost */
+    bs_dev pub;         /* first: its address is the device's */
+    bs_errinfo lost_by; /* the failure that lost it */
     pthread_t owner;
     bool closed, pumping;
-    bool taken;         /* cfg.device_left was found out */
+    bool ran_short;     /* cfg.device_left was met: from then on props say what is left */
     size_t device_left; /* of cfg; 0: not injected */
     size_t workspace;   /* of cfg */
     size_t device_used, unpinned;
-    bool told; /* that a page-lock was refused */
+    bool warned; /* that a page-lock was refused */
     size_t live;
     struct object *graves;
     bsi_profile profile;
@@ -118,7 +118,7 @@ void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out)
     dev->ops->props(dev, out);
     out->unpinned_bytes = d->unpinned;
     out->workspace_bytes += d->workspace;
-    if (d->taken)
+    if (d->ran_short)
         out->total_bytes = BSI_MIN(out->total_bytes, d->device_left - d->device_used);
     snprintf(out->name, sizeof out->name, "%s", dev->spec);
 }
@@ -165,7 +165,7 @@ static bs_status usable(const bs_dev *dev, const char *what)
         return bsi_fail(BS_STATE, "%s: device '%s' was called by a thread that does not own it", what,
                         dev->spec);
     if (dev->lost) {
-        bsi_fail_from(&d->why);
+        bsi_fail_from(&d->lost_by);
         return bsi_wrap(BS_DEVICE, "%s: device '%s' is lost until it is closed", what, dev->spec);
     }
     return BS_OK;
@@ -201,7 +201,7 @@ static bs_status settle(bs_dev *dev, bs_status st)
 {
     if (st == BS_DEVICE && !dev->lost) {
         dev->lost = true;
-        device_of(dev)->why = *bs_error();
+        device_of(dev)->lost_by = *bs_error();
     }
     return st;
 }
@@ -293,23 +293,23 @@ static bs_status memory_left(device *d, bsi_memkind kind, size_t bytes)
 {
     if (kind != BSI_MEM_DEVICE || d->device_left == 0 || bytes <= d->device_left - d->device_used)
         return BS_OK;
-    d->taken = true;
+    d->ran_short = true;
     return bsi_fail(BS_DEVMEM, "%zu bytes of device memory are not available: %zu are free (injected)",
                     bytes, d->device_left - d->device_used);
 }
 
-/* Told once: what follows is likely to be refused, too. */
+/* Logged once: what follows is likely to be refused, too. */
 static void account(device *d, object *o, bsi_memkind wanted)
 {
     const bsi_mem *m = &o->pub.mem;
     o->unpinned = wanted == BSI_MEM_PINNED && m->kind == BSI_MEM_HOST;
-    if (o->unpinned && !d->told)
+    if (o->unpinned && !d->warned)
         bsi_log(
             "device '%s': %zu bytes of %s memory cannot be page-locked: %s; results stay the same, but "
             "copies of what is refused keep the host waiting and are several times slower; see 'ulimit "
             "-l' and the memory limit of the container, or lower ram=",
             d->pub.spec, m->bytes, bs_tag_name(m->tag), bs_error()->msg);
-    d->told = d->told || o->unpinned;
+    d->warned = d->warned || o->unpinned;
     d->unpinned += o->unpinned ? m->bytes : 0;
     if (m->kind == BSI_MEM_DEVICE)
         d->device_used += m->bytes;

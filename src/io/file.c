@@ -4,7 +4,7 @@
 ** owner opens and closes; pool threads only use the descriptor. A bsi_file remembers what the file was
 ** when it was opened, so that a change under a run is noticed.
 */
-#include "io/private.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,7 +85,7 @@ static size_t direct_alignment(int fd)
 }
 
 /* One line per file system for the life of the process. */
-static void log_buffered(const char *path, uint64_t dev, const char *why)
+static void log_buffered(const char *path, uint64_t dev, const char *reason)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint64_t seen[32];
@@ -98,7 +98,8 @@ static void log_buffered(const char *path, uint64_t dev, const char *why)
         seen[n++] = dev;
     pthread_mutex_unlock(&lock);
     if (fresh)
-        bsi_log("file '%s': %s; files of this file system are read through the page cache", path, why);
+        bsi_log("file '%s': %s; files of this file system are read through the page cache", path,
+                reason);
 }
 
 /* Some file systems take O_DIRECT at open and refuse the first read: try one. */

@@ -4,7 +4,7 @@
 ** disk, renamed, and the folder flushed too. Until the rename the old file is untouched; on any failure
 ** before it the temporary file is removed. Owner thread.
 */
-#include "io/private.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,14 +7,15 @@
 ** last until the next add.
 */
 #include "base/json.h"
-#include "io/private.h"
+#include "io/file.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define PLACE 256 /* alignment of tensors in device layouts */
+#define PLACE        256  /* alignment of tensors in device layouts */
+#define EXTENT_ALIGN 4096 /* of extents of files that are read through the page cache */
 
 typedef struct block {
     bs_block_info info;
@@ -222,7 +223,7 @@ bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t
 
 static size_t extent_align(const bsi_file *f)
 {
-    return f->direct ? f->align : BSI_EXTENT_ALIGN;
+    return f->direct ? f->align : EXTENT_ALIGN;
 }
 
 static int by_place(const void *x, const void *y)
@@ -249,14 +250,14 @@ static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **
         if (e && e->file == t->file && from <= e->offset + e->length) {
             e->length = BSI_MAX(e->length, to - e->offset);
         } else {
-            raw = bsi_round_up(end, BSI_MAX(align, (uint64_t)BSI_EXTENT_ALIGN));
+            raw = bsi_round_up(end, BSI_MAX(align, (uint64_t)EXTENT_ALIGN));
             e = &b->extent[b->info.n_extents++];
             *e = (bsi_extent){t->file, from, to - from, raw};
         }
         b->extent_of[t - b->tensor] = b->info.n_extents - 1;
         end = e->raw_offset + e->length;
     }
-    b->info.raw_bytes = bsi_round_up(end, BSI_EXTENT_ALIGN);
+    b->info.raw_bytes = bsi_round_up(end, EXTENT_ALIGN);
 }
 
 static void make_layout(block *b, bs_dtype compute)

@@ -3,7 +3,7 @@
 ** names.c: a hash table from names to numbers, filled once and then only read. Linear probing in a
 ** table of at least twice as many places as names, so an empty place always ends a search.
 */
-#include "io/private.h"
+#include "io/names.h"
 
 #include <string.h>
 

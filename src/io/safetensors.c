@@ -5,8 +5,10 @@
 ** Nothing is allocated from a number that has not been checked against the size of the file. Files are
 ** read with pread, never mapped: a mapping of a file that gets shorter kills the process. Owner thread.
 */
+#include "io/safetensors.h"
 #include "base/json.h"
-#include "io/private.h"
+#include "io/file.h"
+#include "io/names.h"
 
 #include <ctype.h>
 #include <stdlib.h>

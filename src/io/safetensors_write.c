@@ -6,7 +6,9 @@
 ** the data, which may come in any order, each tensor once. Owner thread.
 */
 #include "base/json.h"
-#include "io/private.h"
+#include "io/file.h"
+#include "io/names.h"
+#include "io/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** rows.c: row tables (embeddings). A table is never a block: single rows are gathered on the host.
+** embedding.c: row tables (embeddings). A table is never a block: single rows are gathered on the host.
 ** Home ram reads the whole table once; home disk reads, per micro-batch, the aligned supersets of the
 ** rows that its ids name, merged where they touch. Rows are packed in token order, as stored, into one
 ** of two pinned staging buffers, copied to the device and expanded (times scale) to the dtype of the

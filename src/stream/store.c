@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** boundary.c: tensors that outlive a (visit, micro-batch). A DEVICE key has a place of its own per
+** store.c: tensors that outlive a (visit, micro-batch). A DEVICE key has a place of its own per
 ** micro-batch. PASS and HOST keys of one (channels, dtype) share a pair of sets, each with a place per
 ** micro-batch: a key that is put or fetched takes the set that was not used last, unless it holds one.
 ** So a key lives on the device until two later ones have been put. HOST keys are also copied to pinned
@@ -32,7 +32,7 @@ typedef struct group { /* the pair that all PASS and HOST keys of one shape shar
     int last; /* set that was put or fetched last */
 } group;
 
-typedef struct kept { /* a key */
+typedef struct boundary { /* a key and its places */
     bs_store_key spec;
     char *name;
     size_t bytes;              /* of one place */
@@ -41,14 +41,14 @@ typedef struct kept { /* a key */
     bsi_mem *host;             /* micros x bytes, HOST only */
     int64_t *host_rows;        /* [micros] rows in pinned memory, or -1 */
     const bsi_event **reading; /* [micros] the fetch that may still read it; NULL: ordered already */
-} kept;
+} boundary;
 
 struct bs_store {
     bs_engine *e;
     const bs_batch *batch;
     int micros, n_keys, n_groups;
     int64_t tokens;
-    kept *keys;
+    boundary *keys;
     group *groups;
     bsi_event *written, *last_use, *copied_out;
     bool out_behind; /* copies out were issued and copy-in has not been ordered after them */
@@ -130,7 +130,7 @@ static bs_status open_places(bs_store *s, const char *name, size_t bytes, bool r
     return BS_OK;
 }
 
-static bs_status open_group(bs_store *s, const kept *k, group **out)
+static bs_status open_group(bs_store *s, const boundary *k, group **out)
 {
     group *g = *out = &s->groups[s->n_groups++];
     *g = (group){.channels = k->spec.channels, .dtype = k->spec.dtype, .last = 1};
@@ -141,7 +141,7 @@ static bs_status open_group(bs_store *s, const kept *k, group **out)
     return BS_OK;
 }
 
-static bs_status open_host(bs_store *s, kept *k)
+static bs_status open_host(bs_store *s, boundary *k)
 {
     size_t n = (size_t)s->micros;
     k->host_rows = bsi_alloc(BS_TAG_HEADER, n * sizeof *k->host_rows);
@@ -155,7 +155,7 @@ static bs_status open_host(bs_store *s, kept *k)
 
 static bs_status open_key(bs_store *s, const bs_store_key *keys, int i)
 {
-    kept *k = &s->keys[i];
+    boundary *k = &s->keys[i];
     k->spec = keys[i];
     BSI_TRY(place_bytes(&s->batch->cfg, &k->spec, &k->bytes));
     if (!(k->name = bsi_strdup(BS_TAG_HEADER, keys[i].name)))
@@ -221,7 +221,7 @@ void bs_store_close(bs_store *s)
     if (!s)
         return;
     for (int i = 0; i < s->n_keys; i++) {
-        kept *k = &s->keys[i];
+        boundary *k = &s->keys[i];
         bsi_mem_free(k->host); /* drains what copies into it */
         bsi_free(k->own);
         bsi_free(k->host_rows);
@@ -299,12 +299,12 @@ bs_status bsi_store_claim(bs_store *s, int k, int micro, bsi_addr *out)
     return BS_OK;
 }
 
-static size_t bytes_of(const kept *k, int64_t rows)
+static size_t bytes_of(const boundary *k, int64_t rows)
 {
     return (size_t)rows * (size_t)k->spec.channels * bs_dtype_size(k->spec.dtype);
 }
 
-static bs_status copy_out(bs_store *s, kept *k, place *p, int micro)
+static bs_status copy_out(bs_store *s, boundary *k, place *p, int micro)
 {
     bs_engine *e = s->e;
     size_t bytes = bytes_of(k, p->rows);
@@ -366,7 +366,7 @@ bs_status bs_store_zero(bs_store *s, int k, int micro)
 bs_status bs_store_get(bs_store *s, int k, int micro, bs_place *out)
 {
     BSI_TRY(check(s, k, micro));
-    kept *key = &s->keys[k];
+    boundary *key = &s->keys[k];
     place *p = place_of(s, k, micro);
     if (!p && key->host && key->host_rows[micro] >= 0)
         return bsi_fail(BS_STATE,
@@ -385,7 +385,7 @@ bs_status bs_store_get(bs_store *s, int k, int micro, bs_place *out)
     return BS_OK;
 }
 
-static bs_status check_fetch(const bs_store *s, const kept *k)
+static bs_status check_fetch(const bs_store *s, const boundary *k)
 {
     for (int j = 0; j < s->batch->micros; j++)
         if (k->host_rows[j] < 0)
@@ -406,7 +406,7 @@ static bool on_device(const bs_store *s, int k)
 bs_status bs_store_fetch(bs_store *s, int k)
 {
     BSI_TRY(check(s, k, 0));
-    kept *key = &s->keys[k];
+    boundary *key = &s->keys[k];
     bs_engine *e = s->e;
     if (!key->host)
         return BS_OK; /* never leaves the device by itself */

@@ -18,7 +18,7 @@ struct bs_placement {
     int dev_slots, host_slots;
     int read_slots; /* host slots that reads take turns in: host_slots; where that is 0, one for filling
                        gpu homes, whose memory is given back when nothing needs it */
-    bs_home *home; /* [n_blocks] */
+    bs_home *home;  /* [n_blocks] */
     uint64_t slot_bytes, host_slot_bytes, device_bytes, host_bytes;
     bs_transfer *transfer[2]; /* [n_visits] cold, warm */
     bs_edge_bytes bytes[2];

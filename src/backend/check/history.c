@@ -34,7 +34,7 @@ const char *bsi_check_intern(check_dev *d, const char *text)
     return l->text;
 }
 
-static bool told(check_dev *d, uint64_t key)
+static bool reported_before(check_dev *d, uint64_t key)
 {
     int kept = BSI_MIN(d->violations, d->cap_keys);
     for (int i = 0; i < kept; i++) {
@@ -58,7 +58,7 @@ void bsi_check_report(check_dev *d, uint64_t key, const char *fmt, ...)
 {
     char line[768];
     va_list ap;
-    if (told(d, key))
+    if (reported_before(d, key))
         return;
     if (d->violations++ >= MAX_LINES)
         return;

@@ -15,10 +15,10 @@
 #define PAGE      4096
 #define MAP_FROM  (1u << 20) /* from this size on memory is mapped: zero pages until it is used */
 
-typedef struct block { /* what bsi_mem.impl is */
+typedef struct cpu_mem { /* what bsi_mem.impl is */
     char *bytes;
     bool mapped;
-} block;
+} cpu_mem;
 
 static bs_status cpu_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
@@ -69,7 +69,7 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
     if (kind == BSI_MEM_DEVICE)
         tag = BS_TAG_DEVICE;
     out->tag = tag;
-    block *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
+    cpu_mem *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
     if (!b)
         return BS_NOMEM;
     b->mapped = bytes >= MAP_FROM;
@@ -100,7 +100,7 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
 
 static void cpu_mem_free(bsi_mem *mem)
 {
-    block *b = mem->impl;
+    cpu_mem *b = mem->impl;
     bsi_cpu_drain(mem->dev->impl);
     if (b->mapped) {
         munmap(b->bytes, mem->bytes);
@@ -113,7 +113,7 @@ static void cpu_mem_free(bsi_mem *mem)
 
 static char *resolve(bsi_addr a)
 {
-    return ((const block *)a.mem->impl)->bytes + a.off;
+    return ((const cpu_mem *)a.mem->impl)->bytes + a.off;
 }
 
 /* ---- operations ------------------------------------------------------------------------------ */

@@ -32,7 +32,7 @@ static cudaStream_t stream_of(const bsi_queue *q)
 
 static void *resolve(bsi_addr a)
 {
-    return (char *)((const cuda_block *)a.mem->impl)->at + a.off;
+    return (char *)((const cuda_mem *)a.mem->impl)->at + a.off;
 }
 
 static void cuda_props(const bs_dev *dev, bs_dev_props *out)
@@ -193,7 +193,7 @@ static bs_status host_fill(cuda_dev *d, const bsi_queue *q, void *to, int byte, 
 static bs_status cuda_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
 {
     cuda_dev *d = dev_of(q->dev);
-    const cuda_block *b = dst.mem->impl;
+    const cuda_mem *b = dst.mem->impl;
     issuing(d, q, "fill");
     if (dst.mem->kind != BSI_MEM_DEVICE && !b->registered)
         return host_fill(d, q, resolve(dst), byte, bytes);

@@ -51,11 +51,11 @@ typedef struct cuda_dev {
 
 enum { BSI_CUDA_TIMERS = 4096 };
 
-typedef struct cuda_block { /* what bsi_mem.impl is */
+typedef struct cuda_mem { /* what bsi_mem.impl is */
     void *at;
     size_t mapped; /* host kinds: bytes of the mapping */
     bool registered;
-} cuda_block;
+} cuda_mem;
 
 /* cuda_open.c */
 bs_status bsi_cuda_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev);

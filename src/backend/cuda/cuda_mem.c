@@ -54,7 +54,7 @@ static bs_status fill_pages(char *at, size_t bytes)
 }
 
 /* What is refused is an ordinary error of CUDA's, which must not stay for the next launch to find. */
-static bool lock_pages(cuda_dev *d, cuda_block *b)
+static bool lock_pages(cuda_dev *d, cuda_mem *b)
 {
     bool inject = bsi_dev_refuses(d->fail_pin, &d->pins);
     if (b->mapped >= d->refused) {
@@ -71,7 +71,7 @@ static bool lock_pages(cuda_dev *d, cuda_block *b)
 }
 
 /* *pinned: asked for; what it is. */
-static bs_status host_alloc(cuda_dev *d, bs_tag tag, bool *pinned, size_t bytes, cuda_block *b)
+static bs_status host_alloc(cuda_dev *d, bs_tag tag, bool *pinned, size_t bytes, cuda_mem *b)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), whole;
     if (!bsi_add_size(BSI_MAX(bytes, (size_t)1), page - 1, &whole))
@@ -94,7 +94,7 @@ static bs_status host_alloc(cuda_dev *d, bs_tag tag, bool *pinned, size_t bytes,
     return BS_OK;
 }
 
-static bs_status device_alloc(const cuda_dev *d, size_t bytes, cuda_block *b)
+static bs_status device_alloc(const cuda_dev *d, size_t bytes, cuda_mem *b)
 {
     size_t left = 0, total = 0;
     cudaError_t e = cudaMalloc(&b->at, BSI_MAX(bytes, (size_t)1));
@@ -115,7 +115,7 @@ static bs_status device_alloc(const cuda_dev *d, size_t bytes, cuda_block *b)
 
 bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t bytes, bsi_mem *out)
 {
-    cuda_block *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
+    cuda_mem *b = bsi_alloc(BS_TAG_MISC, sizeof *b);
     if (!b)
         return BS_NOMEM;
     bool pinned = kind == BSI_MEM_PINNED;
@@ -134,7 +134,7 @@ bs_status bsi_cuda_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t b
 
 void bsi_cuda_mem_free(bsi_mem *mem)
 {
-    cuda_block *b = mem->impl;
+    cuda_mem *b = mem->impl;
     cudaDeviceSynchronize(); /* it may be in use; on a lost device nothing is */
     if (mem->kind == BSI_MEM_DEVICE) {
         cudaFree(b->at);

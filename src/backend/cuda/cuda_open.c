@@ -72,11 +72,11 @@ static bs_status load_blas(bsk_cublas *b)
     };
     void *lib = load_library(); /* stays loaded: its threads and exit handlers do */
     if (!lib) {
-        const char *why = dlerror();
+        const char *reason = dlerror();
         return bsi_fail(BS_UNSUPPORTED,
                         BLAS
                         " was not found (%s); install cuBLAS %d or name its folder in LD_LIBRARY_PATH",
-                        why ? why : "no reason given", CUBLAS_VER_MAJOR);
+                        reason ? reason : "no reason given", CUBLAS_VER_MAJOR);
     }
     for (size_t i = 0; i < BSI_COUNT(symbols); i++) {
         void *f = dlsym(lib, symbols[i].name);
