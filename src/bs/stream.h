@@ -97,7 +97,7 @@ BS_API BS_NODISCARD bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *
 BS_API BS_NODISCARD bs_status bs_stream_next(bs_stream *s, bs_visit *out);
 /* End the current visit (all its ops have been issued). */
 BS_API BS_NODISCARD bs_status bs_stream_end_visit(bs_stream *s);
-/* Drop everything pushed and not begun; wait for what is in flight; usable again afterwards. */
+/* Drop everything pushed and not begun; drain what is in flight; usable again afterwards. */
 BS_API BS_NODISCARD bs_status bs_stream_abort(bs_stream *s);
 BS_API void bs_stream_stats_get(const bs_stream *s, bs_stream_stats *out);
 /* Where a block is now: "gpu", "ram", "disk", "slot", "loading". */

@@ -22,6 +22,8 @@
 #define SLEEP_MIN_NS 20000   /* 20 us */
 #define SLEEP_MAX_NS 1000000 /* 1 ms */
 
+/* What callers hold as bs_dev, bsi_mem, bsi_queue and bsi_event are the first members of a device or an
+   object, so that a backend sees only the part that is its business. */
 typedef struct device {
     bs_dev pub;         /* first: its address is the device's */
     bs_errinfo lost_by; /* the failure that lost it */
@@ -153,7 +155,9 @@ void bsi_range_end(bs_dev *dev)
 
 /* ---- checks that every call makes ------------------------------------------------------------ */
 
-/* Nothing can be issued on a device that is closed or lost. */
+/* Nothing can be issued on a device that is closed or lost. A lost device is refused here and not in
+   the backend, so that every backend loses devices alike, and whoever comes late hears of the failure
+   that did it. */
 static bs_status usable(const bs_dev *dev, const char *what)
 {
     if (!dev)
@@ -196,7 +200,8 @@ bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n)
     return BS_OK;
 }
 
-/* Execution errors are sticky: the first one is what every later call repeats. */
+/* Execution errors are sticky: the first one is what every later call repeats. Other statuses are of
+   the call alone: an allocation that is refused leaves the device as it was. */
 static bs_status settle(bs_dev *dev, bs_status st)
 {
     if (st == BS_DEVICE && !dev->lost) {
@@ -273,6 +278,7 @@ static bool object_closing(bs_dev *dev, const object *o, const char *noun)
     return false;
 }
 
+/* The last object of a closed device takes the device along: neither may be touched after this. */
 static void object_closed(bs_dev *dev, object *o)
 {
     device *d = device_of(dev);
@@ -364,7 +370,7 @@ bs_status bsi_queue_open(bs_dev *dev, const char *name, bsi_queue **out)
     if (!o->name)
         goto done;
     o->pub.queue = (bsi_queue){.dev = dev, .name = o->name};
-    st = bsi_event_open(dev, &o->end);
+    st = bsi_event_open(dev, &o->end); /* here, so that a wait opens nothing that can be refused */
     if (st != BS_OK)
         goto done;
     st = settle(dev, dev->ops->queue_open(dev, o->name, &o->pub.queue));
@@ -560,6 +566,8 @@ static void pump(device *d)
     d->pumping = false;
 }
 
+/* Spin first: most waits are for something that is nearly done. Then sleep, longer every 16 rounds: the
+   cores belong to the threads of the device. 1 ms bounds what a late look costs a step. */
 static void back_off(int *round)
 {
     if (++*round <= SPINS)
@@ -574,6 +582,7 @@ static bs_status cancelled(const bs_dev *dev)
     return bsi_fail(BS_CANCELLED, "cancelled while waiting for device '%s'", dev->spec);
 }
 
+/* The query comes first, so that what is done is not called cancelled. */
 bs_status bsi_host_wait(const bsi_event *ev)
 {
     int round = 0;
@@ -594,7 +603,7 @@ bs_status bsi_host_wait_queue(bsi_queue *q)
     bsi_event *end = object_of(q)->end;
     BSI_TRY(bsi_event_record(end, q));
     BSI_TRY(bsi_host_wait(end));
-    return bsi_queue_status(q);
+    return bsi_queue_status(q); /* a failure that the event did not show */
 }
 
 bs_status bsi_host_spin(const bsi_event *ev)

@@ -8,6 +8,14 @@
 **
 ** Queues: puts are on compute, copies out on copy-out, fetches on copy-in. Every order between two
 ** queues is an event with a named wait; the host never waits here. Owner thread only.
+**
+** Two kinds of memory are shared by queues. A place: compute reads and writes it, copy-out reads it,
+** copy-in writes it. out_open and back_open say which of the last two compute has not been ordered
+** after; whoever writes the place next must be (bsi_store_claim). And the pinned rows of a HOST key:
+** copy-out writes them, copy-in reads them. Those two are ordered directly: a fetch waits for all
+** copies out before it, a copy out waits for the fetch in `reading`. The events are recorded over and
+** over: a wait binds to the record that is current when it is issued (C3), so one event serves all
+** puts.
 */
 #include "stream/stream.h"
 
@@ -257,7 +265,7 @@ const bs_store_key *bsi_store_key(const bs_store *s, int k)
     return k >= 0 && k < s->n_keys ? &s->keys[k].spec : NULL;
 }
 
-static place_set *set_of(const bs_store *s, int k) /* that holds key k, or NULL */
+static place_set *set_of(const bs_store *s, int k) /* the one that holds key k, or NULL */
 {
     group *g = s->keys[k].group;
     return g->set[0].key == k ? &g->set[0] : g->set[1].key == k ? &g->set[1] : NULL;
@@ -271,7 +279,10 @@ static place *place_of(const bs_store *s, int k, int micro) /* NULL: not on the 
     return set ? &set->at[micro] : NULL;
 }
 
-/* The set that key k is to be written to; its former content is gone. */
+/* The set that key k is to be written to. A key that holds one keeps it: micro-batches are put one by one.
+   Else it takes the set that was not used last, because the layer that writes this key may still read the
+   one written before, which is its input. The key that loses the set is off the device from here on: a HOST
+   key can be fetched, a PASS key is gone. */
 static place_set *take_set(bs_store *s, int k)
 {
     group *g = s->keys[k].group;
@@ -286,6 +297,8 @@ static place_set *take_set(bs_store *s, int k)
     return set;
 }
 
+/* The place is about to be written on compute. A copy out of it, or a fetch into it, that its last key
+   has left behind must be over by then: else pinned memory gets the new rows, or the place old ones. */
 bs_status bsi_store_claim(bs_store *s, int k, int micro, bsi_addr *out)
 {
     BSI_TRY(check(s, k, micro));
@@ -304,6 +317,8 @@ static size_t bytes_of(const boundary *k, int64_t rows)
     return (size_t)rows * (size_t)k->spec.channels * bs_dtype_size(k->spec.dtype);
 }
 
+/* copy-out is ordered after the put that wrote the place, and after a fetch that may still read the
+   pinned rows that are written here. */
 static bs_status copy_out(bs_store *s, boundary *k, place *p, int micro)
 {
     bs_engine *e = s->e;
@@ -318,7 +333,8 @@ static bs_status copy_out(bs_store *s, boundary *k, place *p, int micro)
         BSI_TRY(bsi_copy(e->copy_out, (bsi_addr){k->host, (size_t)micro * k->bytes}, p->at, bytes));
     s->stats.out_bytes += bytes;
     p->out_open = s->out_behind = true;
-    BSI_TRY(bsi_event_record(p->out, e->copy_out));
+    BSI_TRY(
+        bsi_event_record(p->out, e->copy_out)); /* for the next put here; copied_out: for any fetch */
     return bsi_event_record(s->copied_out, e->copy_out);
 }
 
@@ -416,8 +432,12 @@ bs_status bs_store_fetch(bs_store *s, int k)
     place_set *set = take_set(s, k);
     if (there)
         return BS_OK;
+    /* What compute was given so far may use the key that the set held; it is not known which op was its
+       last. */
     BSI_TRY(bsi_event_record(s->last_use, e->compute));
     BSI_TRY(bsi_queue_wait(e->copy_in, s->last_use, "boundary: fetch after last use"));
+    /* Copies out may still read the set, or write the rows that are fetched. They are in order: one
+       wait is for all. */
     if (s->out_behind)
         BSI_TRY(bsi_queue_wait(e->copy_in, s->copied_out, "boundary: fetch after copy out"));
     s->out_behind = false;

@@ -190,7 +190,9 @@ static void check_queue_close(bsi_queue *queue)
     check_dev *d = dev_of(queue->dev);
     check_queue *q = queue->impl;
     int i = q->index;
-    d->inner.ops->queue_close(&q->inner); /* drains, so all that it did is over */
+    /* Closing drains, so all that it did is over, for every queue and for the host: no wait was needed
+       for that. */
+    d->inner.ops->queue_close(&q->inner);
     for (int r = 0; r < CHECK_QUEUES; r++)
         d->clock[r][i] = d->clock[i][i];
     d->seen[i] = d->clock[i][i];
@@ -236,6 +238,7 @@ static bs_status check_event_record(bsi_event *ev, bsi_queue *queue)
     check_queue *q = queue->impl;
     check_event *e = ev->impl;
     BSI_TRY(d->inner.ops->event_record(&e->inner, &q->inner));
+    /* All that is before the mark; the former mark is forgotten (C2). */
     memcpy(e->clock, d->clock[q->index], sizeof e->clock);
     return BS_OK;
 }
@@ -245,15 +248,17 @@ static bs_status check_queue_wait(bsi_queue *queue, const bsi_event *ev, const c
     check_dev *d = dev_of(queue->dev);
     check_queue *q = queue->impl;
     const check_event *e = ev->impl;
-    if (d->drop_wait && strcmp(site, d->drop_wait) == 0) {
+    if (d->drop_wait && strcmp(site, d->drop_wait) == 0) { /* left out in the clocks and in fact */
         d->dropped = true;
         return BS_OK;
     }
     BSI_TRY(d->inner.ops->queue_wait(&q->inner, &e->inner, site));
+    /* The record that is current (C3); all 0 when there is none, which orders nothing. */
     join(d->clock[q->index], e->clock);
     return BS_OK;
 }
 
+/* What the host has seen: joins seen and no row, see check.h. */
 static bs_status check_event_query(const bsi_event *ev)
 {
     check_dev *d = dev_of(ev->dev);
@@ -271,6 +276,8 @@ static bs_status check_queue_status(bsi_queue *queue)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
+/* Once an operation, before its ranges are touched: an operation does not conflict with itself, whose
+   accesses all carry this clock. */
 static void tick(check_dev *d, const check_queue *q)
 {
     d->clock[q->index][q->index]++;

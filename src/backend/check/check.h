@@ -6,6 +6,9 @@
 ** ordered before the next operation of queue r; records snapshot a row, waits join it. What the host
 ** has seen to be complete (`seen`) never orders two operations: a host that happens to poll in time
 ** must not hide a missing wait. It only tells whether memory may be freed.
+**
+** So an operation with clock c of queue q is before the next operation of r exactly when c <=
+** clock[r][q]. The row of an open queue only grows, and clock[r][r] is r's own count.
 */
 #ifndef BS_CHECK_H
 #define BS_CHECK_H

@@ -34,6 +34,7 @@ const char *bsi_check_intern(check_dev *d, const char *text)
     return l->text;
 }
 
+/* One missing wait conflicts in every step; keys are of texts and queues, so it is reported once. */
 static bool reported_before(check_dev *d, uint64_t key)
 {
     int kept = BSI_MIN(d->violations, d->cap_keys);
@@ -93,6 +94,7 @@ typedef struct party {
 static void report_conflict(check_dev *d, const check_mem *m, size_t lo, size_t hi, party old,
                             party new)
 {
+    /* Labels are interned and verbs literals: equal texts are equal pointers. */
     const void *key[] = {old.label, new.label,           old.verb,
                          new.verb,  d->queue[old.queue], d->queue[new.queue]};
     char hint[256];
@@ -213,7 +215,8 @@ static void cut(check_dev *d, check_mem *m, size_t i, size_t at)
     m->n++;
 }
 
-/* What is before every open queue and complete can neither conflict nor be in flight. */
+/* What is before every open queue and complete can neither conflict nor be in flight. A queue that is
+   opened later begins with what the host has seen, so it is behind it too. */
 static void forget(const uint64_t *before_all, int q, check_access *a)
 {
     if (a->clock <= before_all[q])
@@ -257,6 +260,7 @@ static bs_status make_room(check_dev *d, check_mem *m)
     return BS_OK;
 }
 
+/* A write conflicts with the last write and with every read since; a read with the last write only. */
 static void compare(check_dev *d, const check_mem *m, const check_segment *s, party new, bool writes)
 {
     const uint64_t *before = d->clock[new.queue];
@@ -286,7 +290,7 @@ bs_status bsi_check_touch(check_dev *d, check_mem *m, size_t lo, size_t hi, int 
     for (size_t i = first; i <= last; i++) {
         check_segment *s = m->seg[i];
         compare(d, m, s, now, writes);
-        if (writes)
+        if (writes) /* what it replaces is before it now, or has been reported */
             *s = (check_segment){.lo = s->lo, .hi = s->hi, .writer = q, .write = access};
         else
             s->read[q] = access;

@@ -103,7 +103,8 @@ static void drop_mark(cpu_dev *d, cpu_mark *m)
 }
 
 /* Recycle the nodes before sequence number seq; the caller has acquired that they have run. The worker
-   still reads the node it took last, so that one stays. */
+   still reads the node it took last, for its next, so that one stays. A record's mark loses its queue with
+   its node: a later query of the event has nothing left to recycle, and the queue may be closed by then. */
 static void recycle(cpu_queue *q, uint64_t seq)
 {
     while (q->oldest->seq < seq) {
@@ -155,6 +156,9 @@ static void futex(_Atomic uint32_t *word, int op, uint32_t value)
     syscall(SYS_futex, word, op, value, NULL, NULL, 0);
 }
 
+/* Sleeps until the mark is published. It is made AWAITED first, so that a publisher knows whether to
+   wake anybody; a publisher that comes between the two steps changes the word, and the kernel then
+   refuses to sleep on it. */
 static void mark_wait(cpu_mark *m)
 {
     for (;;) {
@@ -215,6 +219,8 @@ static void launch(const cpu_queue *q, const cpu_node *n)
     pthread_mutex_unlock(&d->profile_lock);
 }
 
+/* The load is relaxed: an operation that still runs after another queue has failed is as good as one that
+   ran just before. */
 static void operate(cpu_queue *q, const cpu_node *n)
 {
     if (atomic_load_explicit(&q->dev->failed, memory_order_relaxed) != FAIL_NONE)
@@ -255,6 +261,8 @@ static void *work(void *arg)
             mark_wait(n->u.mark);
         else
             operate(q, n);
+        /* Publishes the operation to whoever acquires done: recycling, drains. Not to waits, which go
+           by marks. */
         atomic_store_explicit(&q->done, n->seq, memory_order_release);
     }
 }
@@ -308,7 +316,7 @@ void bsi_cpu_queue_close(bsi_queue *queue)
 {
     cpu_queue *q = queue->impl;
     cpu_dev *d = q->dev;
-    q->stop->kind = CPU_STOP;
+    q->stop->kind = CPU_STOP; /* behind everything that was issued: the join drains */
     bsi_cpu_issue(q, q->stop);
     pthread_join(q->thread, NULL);
     recycle(q, q->issued);
@@ -344,7 +352,7 @@ bs_status bsi_cpu_event_record(bsi_event *ev, bsi_queue *queue)
         drop_mark(q->dev, m);
         return BS_NOMEM;
     }
-    m->refs = 2; /* the event's and the node's */
+    m->refs = 2; /* the event's and the node's. Waits that were bound to the former mark keep it (C3) */
     n->u.mark = m;
     m->queue = q;
     m->seq = q->issued + 1;
