@@ -13,8 +13,6 @@ extern "C" {
 
 typedef struct bs_params bs_params;
 BS_API BS_NODISCARD bs_status bs_params_open(bs_engine *e, bs_params **out);
-/* A set without an engine, of which only the bytes are asked. */
-BS_API BS_NODISCARD bs_status bs_params_measure(bs_dtype compute, bs_params **out);
 BS_API void bs_params_close(bs_params *p);
 /* Values only, no accumulators and no moments: an adapter that is used and not trained. Before seal. */
 BS_API BS_NODISCARD bs_status bs_params_freeze(bs_params *p);

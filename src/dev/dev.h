@@ -105,8 +105,8 @@ typedef struct bsi_dev_ops { /* what a backend implements */
     bs_status (*copy)(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes);
     bs_status (*fill)(bsi_queue *q, bsi_addr dst, int byte, size_t bytes);
     bs_status (*launch)(bsi_queue *q, const bsi_kcall *call);
-    bs_status (*host_fn)(bsi_queue *q, void (*fn)(void *),
-                         void *ud); /* no Lua, no device calls in fn */
+    /* For tests: fn holds the queue until it returns. No Lua and no device calls in it. */
+    bs_status (*host_fn)(bsi_queue *q, void (*fn)(void *), void *ud);
     bs_status (*queue_status)(bsi_queue *q);
     int (*violations)(const bs_dev *dev, const char **text);
     /* Count a misuse that a call without a status cannot return. NULL slot: misuse is not looked for;

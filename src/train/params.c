@@ -3,8 +3,7 @@
 ** params.c: trainable parameters: registration, their device regions (train.h), initial values, host
 ** copies in and out, references for the ops. Owner thread only. Everything that touches device memory
 ** goes through the compute queue, so it is in order with the launches that read or add to it; only the
-** functions that return a host array wait. Before seal a set is only a list and needs no engine: one
-** that is only measured has none.
+** functions that return a host array wait. Before seal a set is only a list.
 */
 #include "train/train.h"
 
@@ -14,27 +13,17 @@
 
 enum { PAD = 256, INIT_CHUNK = 1 << 14 };
 
-static bs_status open_set(bs_engine *e, bs_dtype dtype, bs_params **out)
-{
-    bs_params *p = bsi_alloc(BS_TAG_MISC, sizeof *p);
-    if (!p)
-        return BS_NOMEM;
-    p->e = e;
-    p->dtype = dtype;
-    *out = p;
-    return BS_OK;
-}
-
 bs_status bs_params_open(bs_engine *e, bs_params **out)
 {
     if (!e)
         return bsi_fail(BS_ARG, "parameters: an engine is required");
-    return open_set(e, e->dtype, out);
-}
-
-bs_status bs_params_measure(bs_dtype compute, bs_params **out)
-{
-    return open_set(NULL, compute, out);
+    bs_params *p = bsi_alloc(BS_TAG_MISC, sizeof *p);
+    if (!p)
+        return BS_NOMEM;
+    p->e = e;
+    p->dtype = e->dtype;
+    *out = p;
+    return BS_OK;
 }
 
 void bs_params_close(bs_params *p)
@@ -204,9 +193,6 @@ bs_status bs_params_seal(bs_params *p)
 {
     if (p->sealed)
         return bsi_fail(BS_STATE, "the parameters are sealed already");
-    if (!p->e)
-        return bsi_fail(BS_STATE,
-                        "the parameters were opened without an engine: they can only be measured");
     BSI_TRY(check_names(p));
     BSI_TRY(take(p, "parameters", p->own, &p->value));
     BSI_TRY(take(p, "compute copies of parameters", bsi_params_copy_bytes(p), &p->copy));
