@@ -179,8 +179,8 @@ typedef struct bsi_pool bsi_pool;
 /* bytes 0 (devices that do not execute): grows without bound and only counts. */
 bs_status bsi_pool_open(bs_dev *dev, size_t bytes, bsi_pool **out);
 void bsi_pool_close(bsi_pool *p);
-/* A region of its own until close, 256-byte aligned; BS_DEVMEM names region, bytes asked, bytes left.
-   */
+/* A region of its own until close, 256-byte aligned; BS_DEVMEM names region, bytes asked, bytes
+   left. */
 bs_status bsi_pool_region(bsi_pool *p, const char *name, size_t bytes, bsi_addr *out);
 /* The rest becomes the arena (at most arena_bytes when that is not 0). */
 bs_status bsi_pool_seal(bsi_pool *p, size_t arena_bytes);

@@ -9,9 +9,9 @@
 #include "bs/engine.h"
 #include "dev/dev.h"
 
-/* Where the blocks of the current visit are: the streamer fills it when a visit begins and clears it
-   when it ends; ops resolve weights through it. So stream and tensor meet without knowing each other.
-   */
+/* Where the blocks of the current visit are: the streamer fills it when a visit begins and clears
+   it when it ends; ops resolve weights through it. So stream and tensor meet without knowing each
+   other. */
 typedef struct bs_binding {
     int n_blocks;
     bsi_addr *base;      /* canonical layout of the block; mem NULL: not bound */

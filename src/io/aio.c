@@ -118,8 +118,7 @@ void bsi_aio_register(bsi_aio *a, void *base, size_t bytes)
         a->engine->add_memory(a->e, base, bytes);
 }
 
-/* ---- what a result means ---------------------------------------------------------------------------
- */
+/* ---- what a result means --------------------------------------------------------------------- */
 
 /* Bytes that there are for this read: the file may end inside it. */
 static size_t expected(const bsi_read *r)
@@ -152,8 +151,8 @@ static void start_waiting(bsi_aio *a)
     a->engine->flush(a->e);
 }
 
-/* The detail is recorded on this thread by `failed`; a read carries its own copy to whoever reaps it.
- */
+/* The detail is recorded on this thread by `failed`; a read carries its own copy to whoever reaps
+   it. */
 static void give_up(bsi_read *r, bs_status st)
 {
     r->status = st;

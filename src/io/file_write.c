@@ -48,8 +48,8 @@ bs_status bsi_out_open(bsi_out *o, const char *path)
 }
 
 /* A write beyond RLIMIT_FSIZE sends SIGXFSZ, which kills. The signal is held back and taken here, so
-   that the call fails with EFBIG as it does on a full disk; the process's handlers stay what they are.
-   */
+   that the call fails with EFBIG as it does on a full disk; the process's handlers stay what they
+   are. */
 static ssize_t write_some(int fd, const void *p, size_t n, uint64_t offset)
 {
     const struct timespec now = {0};
@@ -84,9 +84,9 @@ bs_status bsi_out_write(bsi_out *o, const void *data, size_t n, uint64_t offset)
     return BS_OK;
 }
 
-/* Makes the rename itself last. Some file systems cannot flush a folder (EINVAL): nothing more to do.
- */
-static bs_status sync_folder(const char *path)
+/* Makes the rename itself last. Some file systems cannot flush a folder (EINVAL): nothing more to
+   do. */
+static bs_status flush_folder(const char *path)
 {
     const char *slash = strrchr(path, '/');
     size_t n = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
@@ -118,7 +118,7 @@ bs_status bsi_out_commit(bsi_out *o)
     }
     bsi_free(o->temp);
     o->temp = NULL;
-    return sync_folder(o->path);
+    return flush_folder(o->path);
 }
 
 void bsi_out_abort(bsi_out *o)
@@ -154,5 +154,5 @@ bs_status bs_file_replace(int n, const char *const *from, const char *const *to)
     for (int i = 0; i < n; i++)
         if (rename(from[i], to[i]) != 0)
             return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
-    return n > 0 ? sync_folder(to[0]) : BS_OK;
+    return n > 0 ? flush_folder(to[0]) : BS_OK;
 }

@@ -75,8 +75,7 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
     return BS_OK;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* v must be an object with exactly these n keys, each once; *at gets their values. */
 static bs_status fields(const cJSON *v, const char *what, int n, const char *const *key,

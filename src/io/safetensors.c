@@ -79,8 +79,8 @@ static bool begins(const char *head, size_t n, const char *with)
     return n >= k && strncasecmp(head, with, k) == 0;
 }
 
-/* The file failed the first checks: tell the user what it looks like and what to do. rule: the check.
- */
+/* The file failed the first checks: tell the user what it looks like and what to do. rule: the
+   check. */
 static bs_status not_safetensors(const bs_safetensors *st, const char *rule)
 {
     char buf[256] = "";

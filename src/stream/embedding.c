@@ -116,8 +116,7 @@ static void keep_error(bs_errinfo *first, bs_status st, const bs_errinfo *e)
     }
 }
 
-/* Submit what add_read collected and wait for all of it, also after a failure: the scratch is in use.
- */
+/* Submit what add_read collected and drain it, after a failure too: the scratch is in use until then. */
 static bs_status run_reads(bs_embedding *r)
 {
     bs_errinfo first = {0};

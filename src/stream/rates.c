@@ -185,7 +185,7 @@ static bool next_request(reader *d, bsi_read *r)
     return true;
 }
 
-/* Keeps every buffer busy until all has been read. After a failure only waits for what is in flight. */
+/* Keeps every buffer busy until all has been read. After a failure it only drains. */
 static bs_status read_all(reader *d, int depth)
 {
     bs_status st = BS_OK;

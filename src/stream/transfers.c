@@ -360,8 +360,8 @@ void bsi_transfers_reset(bs_stream *s)
         if (!s->dev[i].home || s->dev[i].state != BSI_DEV_READY)
             bsi_dev_drop(&s->dev[i]);
     s->homes_reading = 0;
-    /* The policy had counted homes as arrived when it decided their reads; some of those were dropped.
-       */
+    /* The policy had counted homes as arrived when it decided their reads; some of those were
+       dropped. */
     bsi_policy_reset(&s->policy, s->begun);
     for (int b = 0; b < s->placement->n_blocks; b++) {
         if (s->placement->home[b] == BS_HOME_RAM)

@@ -136,8 +136,8 @@ static void check_mem_free(bsi_mem *mem)
 {
     check_dev *d = dev_of(mem->dev);
     check_mem *m = mem->impl;
-    /* After a failure or a cancel nobody can wait any more; the inner device drains, nothing is lost.
-     */
+    /* After a failure or a cancel nobody can wait any more; the inner device drains, nothing is
+       lost. */
     if (!mem->dev->lost && !bs_cancelled())
         bsi_check_freed(d, m);
     d->inner.ops->mem_free(&m->inner);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h: what the rest of libbs sees of the cuda device: nothing of CUDA. Defined where BS_HAVE_CUDA.
-   */
+/* cuda.h: what the rest of libbs sees of the cuda device: nothing of CUDA. Defined where
+   BS_HAVE_CUDA. */
 #ifndef BS_CUDA_H
 #define BS_CUDA_H
 
