@@ -198,10 +198,10 @@ static void bench_norms(bs_dtype d)
                      : h == 8 ? "norm_rope 8 heads"
                               : "norm_rope 2 heads",
                      BSK_NORM_ROPE, d, 6, (int64_t[]){T * h * D, D, T, D / 2, T * h * D, T * h}, turn,
-                     turn_mode, (int64_t[BSK_MAX_DIMS]){T, h, D, D / 2, BS_ROPE_HALF, 0}, f);
+                     turn_mode, (int64_t[BSK_MAX_DIMS]){T, h, D, D / 2, BSK_ROPE_HALF, 0}, f);
     bench_memory("norm_rope_bwd 32 heads", BSK_NORM_ROPE_BWD, d, 8,
                  (int64_t[]){TC, D, T, D / 2, T * H, TC, TC, 0}, back, back_mode,
-                 (int64_t[BSK_MAX_DIMS]){T, H, D, D / 2, BS_ROPE_HALF, 0, 0},
+                 (int64_t[BSK_MAX_DIMS]){T, H, D, D / 2, BSK_ROPE_HALF, 0, 0},
                  (double[BSK_MAX_SCALARS]){1.0});
 }
 
@@ -222,7 +222,7 @@ static void bench_elementwise(bs_dtype d)
     bench_memory("softmax 8192x128", BSK_SOFTMAX, d, 2, (int64_t[]){T * 128, T * 128}, (size_t[]){e, e},
                  (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){T, 128}, f);
     bench_memory("rope 8192x32x128", BSK_ROPE, d, 4, (int64_t[]){TC, T, 64, TC}, (size_t[]){e, 4, 4, e},
-                 (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BS_ROPE_HALF, 0},
+                 (uint8_t[]){R, R, R, W}, (int64_t[BSK_MAX_DIMS]){T, 32, 128, 64, BSK_ROPE_HALF, 0},
                  (double[BSK_MAX_SCALARS]){1.0});
     bench_memory("dropout 8192x4096", BSK_DROPOUT, d, 4, (int64_t[]){TC, T, T, TC},
                  (size_t[]){e, 4, 4, e}, (uint8_t[]){R, R, R, W},
