@@ -149,7 +149,8 @@ bs_status bsi_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes);
 bs_status bsi_launch(bsi_queue *q, const bsi_kcall *call);
 bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud);
 bs_status bsi_queue_status(bsi_queue *q);
-/* ---- the host blocks: here and nowhere else ---- */
+
+/* ---- where the host blocks: nowhere else does it wait for a device --------------------------- */
 
 /* Wait for an event, or for all that a queue was given so far: query, pump, back off (spin, then 20 us
    .. 1 ms). BS_CANCELLED when bs_cancel is set meanwhile: then what was waited for still runs. */
@@ -173,7 +174,7 @@ void bsi_range_end(bs_dev *dev);
 /* All queue_wait sites this process has used so far (for mutation tests). */
 int bsi_wait_sites(const char *const **out);
 
-/* ---- pool: one device reservation, fixed regions first, then the arena ------------------------------- */
+/* ---- pool: one device reservation, fixed regions first, then the arena ----------------------- */
 
 typedef struct bsi_pool bsi_pool;
 /* bytes 0 (devices that do not execute): grows without bound and only counts. */

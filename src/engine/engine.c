@@ -113,9 +113,9 @@ void bs_engine_close(bs_engine *e)
         return;
     engine_box *b = box_of(e);
     bsi_dev_pump_set(e->dev, NULL, NULL);
-    if (e->tensors_free)
+    if (e->tensors_free) /* first: an open scope gives its ranges back to the pool */
         e->tensors_free(e->tensors);
-    bsi_queue_close(e->copy_out);
+    bsi_queue_close(e->copy_out); /* queues before memory: their close drains what uses it */
     bsi_queue_close(e->copy_in);
     bsi_queue_close(e->compute);
     bsi_event_close(b->tail);
@@ -165,7 +165,7 @@ bs_status bsi_engine_launch(bs_engine *e, const bsi_kcall *call)
     with.workspace = e->workspace;
     e->launches++;
     BSI_TRY(bsi_launch(e->compute, &with));
-    pump_engine(e);
+    pump_engine(e); /* after each launch: transfers go on while the host is busy issuing a layer */
     return BS_OK;
 }
 
@@ -199,6 +199,8 @@ bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
     return BS_OK;
 }
 
+/* Two buffers in turn: one is filled while the copy out of the other runs. A buffer is not touched
+   before its last copy has been seen done (C4). */
 bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t bytes)
 {
     engine_box *b = box_of(e);

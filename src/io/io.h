@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "bs/io.h"
 
-/* ---- files ------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 typedef struct bsi_file {
     char *path;
@@ -28,7 +28,7 @@ void bsi_file_close(bsi_file *f);
 /* BS_IO naming the file when size, inode or time changed since open. */
 bs_status bsi_file_check(const bsi_file *f);
 
-/* ---- asynchronous reads -------------------------------------------------------------------------------- */
+/* ---- asynchronous reads ---------------------------------------------------------------------- */
 
 typedef struct bsi_read {
     const bsi_file *file;
@@ -76,7 +76,7 @@ void bsi_aio_register(bsi_aio *a, void *base, size_t bytes);
 /* Process-wide test switch used by bsi_file_open. */
 void bsi_file_refuse_direct(bool on);
 
-/* ---- manifest internals ----------------------------------------------------------------------------------- */
+/* ---- manifest internals ---------------------------------------------------------------------- */
 
 typedef struct bsi_extent { /* one aligned piece of a file that holds tensors of a block */
     int file;

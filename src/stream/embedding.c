@@ -116,7 +116,8 @@ static void keep_error(bs_errinfo *first, bs_status st, const bs_errinfo *e)
     }
 }
 
-/* Submit what add_read collected and drain it, after a failure too: the scratch is in use until then. */
+/* Submit what add_read collected and drain it, after a failure too: the scratch is in use until then.
+   */
 static bs_status run_reads(bs_embedding *r)
 {
     bs_errinfo first = {0};

@@ -35,6 +35,9 @@ static bs_status add(uint64_t *sum, uint64_t n, const char *block)
     return BS_OK;
 }
 
+/* One size of slot a tier, that of the largest block that may come there: any block goes to any slot,
+   so the policy need not look at sizes. gpu homes are read through a host slot, so they count for its
+   size. */
 static bs_status size_tiers(bs_placement *p)
 {
     uint64_t gpu = 0, ram = 0;
@@ -108,6 +111,8 @@ static bs_status check_cfg(const bs_placement_cfg *cfg)
     return check_slots(cfg);
 }
 
+/* The first segment begins with empty slots and homes (cold). The second one goes on from there, and
+   every later one moves what it moves (warm): see policy.c. */
 static bs_status predict(bs_placement *p, const bs_placement_cfg *cfg)
 {
     bsi_policy policy;

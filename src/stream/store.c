@@ -279,10 +279,10 @@ static place *place_of(const bs_store *s, int k, int micro) /* NULL: not on the 
     return set ? &set->at[micro] : NULL;
 }
 
-/* The set that key k is to be written to. A key that holds one keeps it: micro-batches are put one by one.
-   Else it takes the set that was not used last, because the layer that writes this key may still read the
-   one written before, which is its input. The key that loses the set is off the device from here on: a HOST
-   key can be fetched, a PASS key is gone. */
+/* The set that key k is to be written to. A key that holds one keeps it: micro-batches are put one by
+   one. Else it takes the set that was not used last, because the layer that writes this key may still
+   read the one written before, which is its input. The key that loses the set is off the device from
+   here on: a HOST key can be fetched, a PASS key is gone. */
 static place_set *take_set(bs_store *s, int k)
 {
     group *g = s->keys[k].group;

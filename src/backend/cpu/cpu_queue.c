@@ -103,8 +103,9 @@ static void drop_mark(cpu_dev *d, cpu_mark *m)
 }
 
 /* Recycle the nodes before sequence number seq; the caller has acquired that they have run. The worker
-   still reads the node it took last, for its next, so that one stays. A record's mark loses its queue with
-   its node: a later query of the event has nothing left to recycle, and the queue may be closed by then. */
+   still reads the node it took last, for its next, so that one stays. A record's mark loses its queue
+   with its node: a later query of the event has nothing left to recycle, and the queue may be closed by
+   then. */
 static void recycle(cpu_queue *q, uint64_t seq)
 {
     while (q->oldest->seq < seq) {
@@ -219,8 +220,8 @@ static void launch(const cpu_queue *q, const cpu_node *n)
     pthread_mutex_unlock(&d->profile_lock);
 }
 
-/* The load is relaxed: an operation that still runs after another queue has failed is as good as one that
-   ran just before. */
+/* The load is relaxed: an operation that still runs after another queue has failed is as good as one
+   that ran just before. */
 static void operate(cpu_queue *q, const cpu_node *n)
 {
     if (atomic_load_explicit(&q->dev->failed, memory_order_relaxed) != FAIL_NONE)
