@@ -1,111 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** added.c: tokens that are recognised in text before anything else, leftmost first and longest at a
-** place. They are few and short, so a finder is a sorted list: at a byte that begins some token, the
-** range of tokens that agree with the text narrows byte by byte. Read at open, searched by any thread.
+** added.c: reads the added tokens of a tokenizer.json, which are recognised in text before anything else, into the
+** two finders: of the text as it comes, and of normalized text.
 */
 #include "text/text.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-static int compare(const void *a, const void *b)
-{
-    const bsi_added *x = a, *y = b;
-    int c = memcmp(x->text, y->text, BSI_MIN(x->n, y->n));
-    return c ? c : (x->n > y->n) - (x->n < y->n);
-}
-
-/* The longest token that begins at s. */
-static const bsi_added *longest(const bsi_finder *f, const char *s, size_t n)
-{
-    unsigned char c = (unsigned char)s[0];
-    size_t low = f->first[c], high = f->first[c + 1];
-    const bsi_added *best = NULL;
-    for (size_t depth = 1; low < high; depth++) {
-        if (f->token[low].n == depth)
-            best = &f->token[low++]; /* the shortest of a range is its first */
-        if (depth >= n)
-            break;
-        c = (unsigned char)s[depth];
-        size_t a = low, b = high; /* first token with a byte >= c there, first with a byte > c */
-        while (a < b) {
-            size_t mid = a + (b - a) / 2;
-            if ((unsigned char)f->token[mid].text[depth] < c)
-                a = mid + 1;
-            else
-                b = mid;
-        }
-        low = a;
-        for (b = high; a < b;) {
-            size_t mid = a + (b - a) / 2;
-            if ((unsigned char)f->token[mid].text[depth] <= c)
-                a = mid + 1;
-            else
-                b = mid;
-        }
-        high = a;
-    }
-    return best;
-}
-
-static size_t char_before(const char *s, size_t at)
-{
-    do
-        at--;
-    while (at > 0 && bsi_utf8_is_tail(s[at]));
-    return at;
-}
-
-static bool stands_alone(const char *s, size_t n, size_t first, size_t end)
-{
-    unsigned len;
-    return (first == 0 || !bsi_is_word(bsi_utf8_get(s + char_before(s, first), &len))) &&
-           (end == n || !bsi_is_word(bsi_utf8_get(s + end, &len)));
-}
-
-bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
-                          bool literal)
-{
-    unsigned len;
-    for (size_t i = at; f->n && i < n; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (f->first[c] == f->first[c + 1])
-            continue;
-        const bsi_added *token = longest(f, s + i, n - i);
-        if (!token)
-            continue;
-        bsi_found found = {token, i, i + token->n, i + token->n};
-        if ((literal && token->special) || (token->single_word && !stands_alone(s, n, i, found.end))) {
-            i = found.next - 1; /* plain text, and no shorter token is looked for in it */
-            continue;
-        }
-        while (token->lstrip && found.first > taken) {
-            size_t before = char_before(s, found.first);
-            if (before < taken || !bsi_is_space(bsi_utf8_get(s + before, &len)))
-                break;
-            found.first = before;
-        }
-        if (token->lstrip && found.first < taken)
-            found.first = taken; /* white space that the token before has swallowed */
-        while (token->rstrip && found.end < n && bsi_is_space(bsi_utf8_get(s + found.end, &len)))
-            found.end += len;
-        if (found.first < found.end)
-            return found;
-        i = found.next - 1;
-    }
-    return (bsi_found){NULL, n, n, n};
-}
-
-void bsi_finder_free(bsi_finder *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        bsi_free(f->token[i].text);
-    bsi_free(f->token);
-    *f = (bsi_finder){0};
-}
-
-/* ---- reading --------------------------------------------------------------------------------- */
 
 static bs_status add(bs_tok *t, const bsi_added *a, const char *text, size_t n)
 {
@@ -175,24 +75,6 @@ static bs_status read_one(bs_tok *t, const cJSON *o)
     return a.normalized && t->norms.n ? add_normalized(t, &a, text) : add(t, &a, text, strlen(text));
 }
 
-static bs_status finish(bsi_finder *f)
-{
-    if (f->n)
-        qsort(f->token, f->n, sizeof *f->token, compare);
-    for (size_t i = 1; i < f->n; i++)
-        if (!compare(&f->token[i - 1], &f->token[i]))
-            return bsi_fail(BS_FORMAT, "added token '%.*s' is there twice (ids %u and %u)",
-                            (int)BSI_MIN(f->token[i].n, (size_t)80), f->token[i].text,
-                            f->token[i - 1].id, f->token[i].id);
-    size_t at = 0;
-    for (unsigned c = 0; c <= 256; c++) {
-        while (at < f->n && (unsigned char)f->token[at].text[0] < c)
-            at++;
-        f->first[c] = (uint32_t)at;
-    }
-    return BS_OK;
-}
-
 static void mark_special(bs_tok *t, const bsi_finder *f)
 {
     for (size_t i = 0; i < f->n; i++)
@@ -206,8 +88,8 @@ bs_status bsi_added_read(bs_tok *t, const cJSON *list)
     if (list && !cJSON_IsNull(list) && !cJSON_IsArray(list))
         return bsi_fail(BS_FORMAT, "added_tokens: expected an array, found %s", bsi_tokjson_type(list));
     cJSON_ArrayForEach(o, list) BSI_TRY(read_one(t, o));
-    BSI_TRY(finish(&t->raw));
-    BSI_TRY(finish(&t->normalized));
+    BSI_TRY(bsi_finder_finish(&t->raw));
+    BSI_TRY(bsi_finder_finish(&t->normalized));
     t->is_special = bsi_alloc(BS_TAG_MISC, t->vocab.n_ids / 8 + 1);
     if (!t->is_special)
         return BS_NOMEM;

@@ -40,38 +40,6 @@ void bs_tok_work_free(bs_tok_work *w)
     bsi_free(w);
 }
 
-bsi_text *bsi_work_other(const bs_tok_work *w, bsi_text pair[2], const bsi_view *v)
-{
-    bsi_text *out = v->p == pair[0].p ? &pair[1] : &pair[0];
-    out->n = 0;
-    out->spans = w->spans;
-    return out;
-}
-
-static bs_status put(bs_tok_work *w, uint32_t id, bs_tok_span span)
-{
-    if (w->n == w->id_cap) {
-        void *p = w->id;
-        bs_status st = bsi_grow(&p, &w->id_cap, w->n + 1, sizeof *w->id);
-        w->id = p;
-        BSI_TRY(st);
-    }
-    if (w->spans) {
-        void *p = w->span;
-        bs_status st = bsi_grow(&p, &w->span_cap, w->n + 1, sizeof *w->span);
-        w->span = p;
-        BSI_TRY(st);
-        w->span[w->n] = span;
-    }
-    w->id[w->n++] = (int32_t)id;
-    return BS_OK;
-}
-
-bs_status bsi_work_put(bs_tok_work *w, uint32_t id, const bsi_view *v, size_t first, size_t end)
-{
-    return put(w, id, w->spans ? bsi_view_span(v, first, end) : (bs_tok_span){0});
-}
-
 /* Bytes [first, end) of a view as a view. */
 static bsi_view slice(const bsi_view *v, size_t first, size_t end)
 {
@@ -150,10 +118,10 @@ bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned fla
     if (good < n)
         BSI_TRY(clean(w, &v, good));
     for (size_t i = 0; flags & BS_TOK_SPECIAL && i < t->n_before; i++)
-        BSI_TRY(put(w, (uint32_t)t->before[i], (bs_tok_span){0}));
+        BSI_TRY(bsi_work_put_span(w, (uint32_t)t->before[i], (bs_tok_span){0}));
     BSI_TRY(cut_added(w, &t->raw, v, flags & BS_TOK_LITERAL, encode_part));
     for (size_t i = 0; flags & BS_TOK_SPECIAL && i < t->n_after; i++)
-        BSI_TRY(put(w, (uint32_t)t->after[i], (bs_tok_span){(uint32_t)n, (uint32_t)n}));
+        BSI_TRY(bsi_work_put_span(w, (uint32_t)t->after[i], (bs_tok_span){(uint32_t)n, (uint32_t)n}));
     *out = (bs_tok_ids){w->id, flags & BS_TOK_SPANS ? w->span : NULL, (int64_t)w->n};
     return BS_OK;
 }

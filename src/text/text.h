@@ -274,7 +274,7 @@ void bsi_bpe_work_free(bsi_bpe_work *w);
 uint32_t bsi_byte_symbol(unsigned char byte);
 int bsi_symbol_byte(uint32_t c);
 
-/* ---- added tokens (added.c) ------------------------------------------------------------------ */
+/* ---- added tokens (finder.c, added.c) --------------------------------------------------------- */
 
 typedef struct bsi_added {
     uint32_t id;
@@ -297,6 +297,8 @@ bs_status bsi_added_read(bs_tok *t, const cJSON *list);
 /* The next token of s at or after `at`; `taken`: end of what was given out before. */
 bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
                           bool literal);
+/* Sorts what was added; BS_FORMAT when a text is there twice. Before the first search. */
+bs_status bsi_finder_finish(bsi_finder *f);
 void bsi_finder_free(bsi_finder *f);
 
 /* ---- decoders (decode.c) --------------------------------------------------------------------- */
@@ -365,9 +367,12 @@ struct bs_tok_work {
     bs_tok_stream *stream; /* of bs_tok_decode */
 };
 
-/* Appends an id that stands for bytes [first, end) of the view. */
-bs_status bsi_work_put(bs_tok_work *w, uint32_t id, const bsi_view *v, size_t first, size_t end);
+/* ---- what several steps write (work.c) ------------------------------------------------------- */
+
 /* The one of the pair that *v is not, emptied. */
 bsi_text *bsi_work_other(const bs_tok_work *w, bsi_text pair[2], const bsi_view *v);
+/* Appends an id that stands for bytes of the caller's text, or for bytes [first, end) of the view. */
+bs_status bsi_work_put_span(bs_tok_work *w, uint32_t id, bs_tok_span span);
+bs_status bsi_work_put(bs_tok_work *w, uint32_t id, const bsi_view *v, size_t first, size_t end);
 
 #endif
