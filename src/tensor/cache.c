@@ -5,7 +5,7 @@
 ** by the micro-batch (row_id, start). Content is defined for positions that were put: the owner hands in
 ** the tokens of a row in order. Owner thread only; all in order on the compute queue.
 */
-#include "tensor/tensor.h"
+#include "tensor/op.h"
 
 #include <math.h>
 
@@ -66,6 +66,8 @@ void bs_cache_close(bs_cache *c)
     bsi_free(c->layer);
     bsi_free(c);
 }
+
+static const bsi_op cached_op = {.name = "attention_cached", .id = 16};
 
 static bs_status check(const bs_cache *c, int i, const bs_attention_cfg *a, const bsi_space *s,
                        const bsi_micro *m)
@@ -133,7 +135,7 @@ bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v, const
     bsi_space *s;
     bs_tensor *y, *in[] = {q, k, v};
     const bsi_micro *m;
-    BSI_TRY(bsi_op_begin(BSI_OP_ATTENTION_CACHED, 3, in, &s));
+    BSI_TRY(bsi_op_begin(&cached_op, 3, in, &s));
     BSI_TRY(bsi_attention_check(a, in));
     if (bsi_tape_wants(s, 3, in, false))
         return bsi_fail(BS_UNSUPPORTED,
@@ -148,10 +150,5 @@ bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v, const
         st = put(s, cache, m, l->channels, v, l->v);
     if (st == BS_OK)
         st = attend(s, cache, l, m, a, q, y->value->at);
-    if (st != BS_OK) {
-        bs_tensor_release(y);
-        return bsi_wrap(st, "attention_cached");
-    }
-    *out = y;
-    return BS_OK;
+    return bsi_op_finish(st, &cached_op, y, out);
 }

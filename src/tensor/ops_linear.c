@@ -5,28 +5,10 @@
 ** (only where a weight or A is trainable) and t = drop(x) A^T (only where B is); dropout is a function of
 ** (step, row, position, channel), so backward draws the same mask again. Owner thread only.
 */
-#include "tensor/tensor.h"
+#include "tensor/op.h"
 
 /* node->n of a linear */
 enum { N_ROWS, N_CAPACITY, N_STEP, N_DROP };
-
-bs_status bsi_gemm_launch(bs_engine *e, const bsi_gemm *g, const char *label)
-{
-    bsi_kcall c = {
-        .op = BSK_GEMM,
-        .n_args = g->d.mem ? 4 : 3,
-        .n = {g->ta, g->tb, g->M, g->N, g->K, g->ta ? g->M : g->K, g->tb ? g->K : g->N, g->N},
-        .f = {g->alpha, g->beta},
-        .out = g->sums ? BS_DTYPE_F32 : e->dtype,
-        .label = label};
-    c.arg[0] = bsi_act_read(e, g->a, g->M * g->K);
-    c.arg[1] = bsi_act_read(e, g->b, g->K * g->N);
-    c.arg[2] =
-        bsi_operand(g->c, c.out, g->M * g->N, g->beta == 0.0 || g->d.mem ? BSI_WRITE : BSI_READWRITE);
-    if (g->d.mem)
-        c.arg[3] = bsi_operand(g->d, c.out, g->M * g->N, BSI_READ);
-    return bsi_op_launch(e, &c);
-}
 
 typedef struct scratch { /* op-internal bytes: given back once the launch that reads them is issued */
     bsi_addr at;
@@ -55,7 +37,7 @@ static void give(bs_engine *e, scratch *s)
 /* y = x with the scope's mask: also the backward of itself. */
 static bs_status dropout(bsi_space *s, const bs_linear *l, const int64_t *n, bsi_addr x, bsi_addr y)
 {
-    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
+    const bsi_micro *m = bsi_op_micro(s);
     int64_t T = n[N_ROWS], count = T * l->in;
     bsi_kcall c = {.op = BSK_DROPOUT,
                    .n_args = 4,
@@ -167,90 +149,13 @@ static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n,
     return st == BS_OK ? base_forward(s, l, n[N_ROWS], x, r, y) : st;
 }
 
-bs_status bsi_linear_forward(bsi_space *s, const bsi_node *node)
+static bs_status forward(bsi_space *s, const bsi_node *node)
 {
-    const bs_linear *l = node->ref;
+    const bs_linear *l = node->ref[0];
     const bsi_value *t = l->rank && l->grad_b.mem ? node->saved[0] : NULL;
     bsi_addr r = node->in[1] ? node->in[1]->at : (bsi_addr){0};
     return bsi_wrap(run_forward(s, l, node->n, node->in[0]->at, r, t, node->out->at), "linear '%s'",
                     l->name);
-}
-
-static bool trains(const bs_linear *l)
-{
-    return l->weight.grad.mem || l->bias.grad.mem || l->grad_a.mem || l->grad_b.mem;
-}
-
-/* The node of a late y. t, which backward reads whether or not y is ever computed, is computed here. */
-static bs_status record(bsi_space *s, int n_in, bs_tensor *const *in, const bs_linear *l,
-                        const int64_t *n, bsi_value **t, bsi_value *y)
-{
-    bsi_value *x = in[0]->value;
-    bsi_node *node;
-    if (l->rank && l->grad_b.mem) {
-        BSI_TRY(bsi_value_ready(s, x));
-        BSI_TRY(bsi_value_new(s, s->e->dtype, n[N_ROWS], n[N_CAPACITY], l->rank, t));
-        BSI_TRY(adapter_a(s, l, n, x->at, (*t)->at));
-    }
-    BSI_TRY(bsi_node_new(s, BSI_OP_LINEAR, n_in, in, y, &node));
-    node->ref = l;
-    for (int i = 0; i <= N_DROP; i++)
-        node->n[i] = n[i];
-    if (*t)
-        bsi_node_save(node, *t);
-    if (l->weight.grad.mem || l->grad_a.mem)
-        bsi_node_save(node, x);
-    return BS_OK;
-}
-
-static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_tensor *r, const bs_linear *l,
-                             bool drop)
-{
-    char shape[BSI_SHAPE_TEXT];
-    const bsi_micro *m;
-    if (x->ndim < 2 || bsi_tensor_row(x) != l->in)
-        return bsi_fail(BS_SHAPE,
-                        "linear '%s': x %s does not meet weight [%lld %lld]; rows of %lld channels are "
-                        "expected",
-                        l->name, bsi_shape_text(x, shape), (long long)l->out, (long long)l->in,
-                        (long long)l->in);
-    if (r && (r->ndim != 2 || r->dim[0] != x->dim[0] || r->dim[1] != l->out))
-        return bsi_fail(BS_SHAPE, "linear '%s': residual %s; [%lld %lld], like the result, is expected",
-                        l->name, bsi_shape_text(r, shape), (long long)x->dim[0], (long long)l->out);
-    if (s->e != l->e)
-        return bsi_fail(BS_ARG, "linear '%s' was made on another engine", l->name);
-    return drop ? bsi_scope_micro(s, "linear with dropout", x, &m) : BS_OK;
-}
-
-static void hash_linear(bsi_space *s, const bs_linear *l)
-{
-    bsi_hash_text(s, l->name);
-    bsi_hash_text(s, l->weight.info.name);
-    bsi_hash_ints(s, 4, (int64_t[]){l->weight.block, l->in, l->out, l->rank});
-}
-
-bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor *r, bs_tensor **out)
-{
-    bsi_space *s;
-    bs_tensor *y, *in[] = {x, r};
-    int n_in = r ? 2 : 1;
-    BSI_TRY(bsi_op_begin(BSI_OP_LINEAR, n_in, in, &s));
-    bool drop = l->rank && s->scope.train && l->dropout > 0.0;
-    BSI_TRY(check_input(s, x, r, l, drop));
-    hash_linear(s, l);
-    int64_t n[] = {x->dim[0], x->capacity, s->scope.step, drop};
-    bsi_value *t = NULL;
-    bool recorded = bsi_tape_wants(s, n_in, in, trains(l));
-    BSI_TRY(bsi_tensor_late(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
-    bs_status st = recorded ? record(s, n_in, in, l, n, &t, y->value) : bsi_value_take(s, y->value);
-    if (st == BS_OK && !recorded)
-        st = run_forward(s, l, n, x->value->at, r ? r->value->at : (bsi_addr){0}, t, y->value->at);
-    if (st != BS_OK) {
-        bs_tensor_release(y);
-        return bsi_wrap(st, "linear '%s'", l->name);
-    }
-    *out = y;
-    return BS_OK;
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -361,9 +266,9 @@ static bs_status input_grad(bsi_space *s, const bs_linear *l, const bsi_node *no
     return bsi_grad_close(s, node->in[0], dx);
 }
 
-bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
+static bs_status backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
-    const bs_linear *l = node->ref;
+    const bs_linear *l = node->ref[0];
     int64_t T = node->n[N_ROWS];
     const bsi_value *t = l->grad_b.mem ? node->saved[0] : NULL;
     bsi_addr x = node->in[0]->at; /* read only where it was saved */
@@ -404,4 +309,85 @@ bs_status bsi_linear_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
         st = bsi_grad_share(s, node->in[1], dy);
     give(s->e, &u);
     return st;
+}
+
+static const bsi_op linear_op = {.name = "linear", .id = 0, .forward = forward, .backward = backward};
+
+/* ---- the op ---------------------------------------------------------------------------------- */
+
+static bool trains(const bs_linear *l)
+{
+    return l->weight.grad.mem || l->bias.grad.mem || l->grad_a.mem || l->grad_b.mem;
+}
+
+/* The node of a late y. t, which backward reads whether or not y is ever computed, is computed here. */
+static bs_status record(bsi_space *s, int n_in, bs_tensor *const *in, const bs_linear *l,
+                        const int64_t *n, bsi_value **t, bsi_value *y)
+{
+    bsi_value *x = in[0]->value;
+    bsi_node *node;
+    if (l->rank && l->grad_b.mem) {
+        BSI_TRY(bsi_value_ready(s, x));
+        BSI_TRY(bsi_value_new(s, s->e->dtype, n[N_ROWS], n[N_CAPACITY], l->rank, t));
+        BSI_TRY(adapter_a(s, l, n, x->at, (*t)->at));
+    }
+    BSI_TRY(bsi_node_new(s, &linear_op, n_in, in, y, &node));
+    node->ref[0] = l;
+    for (int i = 0; i <= N_DROP; i++)
+        node->n[i] = n[i];
+    if (*t)
+        bsi_node_save(node, *t);
+    if (l->weight.grad.mem || l->grad_a.mem)
+        bsi_node_save(node, x);
+    return BS_OK;
+}
+
+static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_tensor *r, const bs_linear *l,
+                             bool drop)
+{
+    char shape[BSI_SHAPE_TEXT];
+    const bsi_micro *m;
+    if (x->ndim < 2 || bsi_tensor_row(x) != l->in)
+        return bsi_fail(BS_SHAPE,
+                        "linear '%s': x %s does not meet weight [%lld %lld]; rows of %lld channels are "
+                        "expected",
+                        l->name, bsi_shape_text(x, shape), (long long)l->out, (long long)l->in,
+                        (long long)l->in);
+    if (r && (r->ndim != 2 || r->dim[0] != x->dim[0] || r->dim[1] != l->out))
+        return bsi_fail(BS_SHAPE, "linear '%s': residual %s; [%lld %lld], like the result, is expected",
+                        l->name, bsi_shape_text(r, shape), (long long)x->dim[0], (long long)l->out);
+    if (s->e != l->e)
+        return bsi_fail(BS_ARG, "linear '%s' was made on another engine", l->name);
+    return drop ? bsi_scope_micro(s, "linear with dropout", x, &m) : BS_OK;
+}
+
+static void hash_linear(bsi_space *s, const bs_linear *l)
+{
+    bsi_hash_text(s, l->name);
+    bsi_hash_text(s, l->weight.info.name);
+    bsi_hash_ints(s, 4, (int64_t[]){l->weight.block, l->in, l->out, l->rank});
+}
+
+bs_status bs_op_linear(bs_tensor *x, bs_linear *l, bs_tensor *r, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y, *in[] = {x, r};
+    int n_in = r ? 2 : 1;
+    BSI_TRY(bsi_op_begin(&linear_op, n_in, in, &s));
+    bool drop = l->rank && s->scope.train && l->dropout > 0.0;
+    BSI_TRY(check_input(s, x, r, l, drop));
+    hash_linear(s, l);
+    int64_t n[] = {x->dim[0], x->capacity, s->scope.step, drop};
+    bsi_value *t = NULL;
+    bool recorded = bsi_tape_wants(s, n_in, in, trains(l));
+    BSI_TRY(bsi_tensor_late(s, 2, (int64_t[]){x->dim[0], l->out}, x->capacity, &y));
+    bs_status st = recorded ? record(s, n_in, in, l, n, &t, y->value) : bsi_value_take(s, y->value);
+    if (st == BS_OK && !recorded)
+        st = run_forward(s, l, n, x->value->at, r ? r->value->at : (bsi_addr){0}, t, y->value->at);
+    if (st != BS_OK) {
+        bs_tensor_release(y);
+        return bsi_wrap(st, "linear '%s'", l->name);
+    }
+    *out = y;
+    return BS_OK;
 }

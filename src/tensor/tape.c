@@ -5,44 +5,15 @@
 ** oldest; when backward starts, every owned value that no node will read is freed, and each node frees
 ** what it was the last to read. Gradients of a value with several consumers add up in a fixed order.
 */
-#include "tensor/tensor.h"
-
-static const char *const names[BSI_OP_COUNT] = {"linear",
-                                                "rmsnorm",
-                                                "layernorm",
-                                                "rope",
-                                                "norm_rope",
-                                                "attention",
-                                                "glu",
-                                                "act",
-                                                "add",
-                                                "mul",
-                                                "scale",
-                                                "softmax",
-                                                "columns",
-                                                "row_scale",
-                                                "labelled",
-                                                "last",
-                                                "attention_cached",
-                                                "view"};
-
-const char *bsi_op_name(bsi_op op)
-{
-    return names[op];
-}
-
-/* Launched when their result is read; a view never is. */
-static bool late(bsi_op op)
-{
-    return op == BSI_OP_LINEAR || op == BSI_OP_ADD || op == BSI_OP_GLU;
-}
+#include "tensor/tape.h"
+#include "tensor/launch.h"
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
+bs_status bsi_op_begin(const bsi_op *op, int n, bs_tensor *const *in, bsi_space **out)
 {
     bsi_space *s = in[0]->space;
-    const char *name = names[op];
+    const char *name = op->name;
     for (int i = 0; i < n; i++) {
         BSI_TRY(bsi_tensor_check(in[i], name));
         if (in[i]->space != s)
@@ -54,11 +25,11 @@ bs_status bsi_op_begin(bsi_op op, int n, bs_tensor *const *in, bsi_space **out)
     if (s->scope.walked)
         return bsi_fail(BS_STATE, "%s: scope '%s' has run its backward pass; no op can follow", name,
                         s->scope.label->text);
-    bsi_hash_ints(s, 1, &(int64_t){op});
+    bsi_hash_ints(s, 1, &op->id);
     for (int i = 0; i < n; i++) {
         bsi_hash_ints(s, in[i]->ndim, in[i]->dim);
         in[i]->value->consumed = true;
-        if (!late(op) && op != BSI_OP_VIEW)
+        if (!op->forward && !op->shares)
             BSI_TRY(bsi_wrap(bsi_value_ready(s, in[i]->value), "%s", name));
     }
     *out = s;
@@ -73,7 +44,7 @@ bool bsi_tape_wants(const bsi_space *s, int n, bs_tensor *const *in, bool traina
     return s->scope.tape && wants;
 }
 
-bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi_value *result,
+bs_status bsi_node_new(bsi_space *s, const bsi_op *op, int n, bs_tensor *const *in, bsi_value *result,
                        bsi_node **out)
 {
     bsi_node *node = bsi_record_take(s, BSI_NODE);
@@ -84,7 +55,7 @@ bs_status bsi_node_new(bsi_space *s, bsi_op op, int n, bs_tensor *const *in, bsi
         node->in[i] = in[i]->value;
     node->out = result;
     result->wanted = true;
-    if (late(op))
+    if (op->forward)
         result->late = node;
     node->link.next = s->scope.nodes;
     s->scope.nodes = &node->link;
@@ -110,22 +81,13 @@ bs_status bsi_value_ready(bsi_space *s, bsi_value *v)
         BSI_TRY(bsi_value_ready(s, node->in[i]));
     if (!v->at.mem) /* not taken by a run that failed */
         BSI_TRY(bsi_value_take(s, v));
-    bs_status st =
-        node->op == BSI_OP_LINEAR ? bsi_linear_forward(s, node) : bsi_binary_forward(s, node);
+    bs_status st = node->op->forward(s, node);
     if (st == BS_OK)
         v->late = NULL;
     return st;
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
-
-bs_status bsi_axpy_launch(bs_engine *e, bsi_addr x, bsi_addr y, int64_t n, double f)
-{
-    bsi_kcall c = {.op = BSK_AXPY, .n_args = 2, .n = {n}, .f = {f}, .out = e->dtype, .label = "axpy"};
-    c.arg[0] = bsi_act_read(e, x, n);
-    c.arg[1] = bsi_act_update(e, y, n);
-    return bsi_op_launch(e, &c);
-}
 
 static bs_status add_launch(bs_engine *e, bsi_addr a, bsi_addr b, bsi_addr y, int64_t n)
 {
@@ -194,6 +156,14 @@ bs_status bsi_grad_close(bsi_space *s, bsi_value *v, bsi_value *grad)
     return BS_OK;
 }
 
+bs_status bsi_grad_close_all(bs_status st, bsi_space *s, int n, bsi_value *const *v,
+                             bsi_value *const *grad)
+{
+    for (int i = 0; i < n && st == BS_OK; i++)
+        st = bsi_grad_close(s, v[i], grad[i]);
+    return st;
+}
+
 bs_status bsi_grad_share(bsi_space *s, bsi_value *v, bsi_value *dy)
 {
     return v->wanted ? deposit(s, v, dy) : BS_OK;
@@ -252,9 +222,9 @@ static bs_status run_node(bsi_space *s, const bsi_node *node)
 {
     bsi_value *dy = node->out->grad;
     if (dy) {
-        bs_status st = bsi_rules[node->op](s, node, dy);
+        bs_status st = node->op->backward(s, node, dy);
         if (st != BS_OK)
-            return bsi_wrap(st, "backward of %s in scope '%s'", names[node->op], s->scope.label->text);
+            return bsi_wrap(st, "backward of %s in scope '%s'", node->op->name, s->scope.label->text);
     }
     for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
         bsi_value_drop(s, node->saved[i]);

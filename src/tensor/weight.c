@@ -6,7 +6,8 @@
 ** region, on the compute queue, so that the region may be overwritten by the next visit as soon as that
 ** one's launches are issued. Owner thread only.
 */
-#include "tensor/tensor.h"
+#include "tensor/weight.h"
+#include "tensor/space.h"
 
 #include <string.h>
 

@@ -19,7 +19,8 @@
 ** m, s, ly stay for tile_grad.
 */
 #include "bs/train.h"
-#include "tensor/tensor.h"
+#include "tensor/launch.h"
+#include "tensor/weight.h"
 
 #include <math.h>
 

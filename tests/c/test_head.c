@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loss, dX, dW and logits over vocabulary tiles against a full-vocabulary softmax in f64. */
 #include "bs.h"
-#include "tensor/tensor.h"
+#include "engine/engine.h"
 
 #include <math.h>
 #include <setjmp.h>

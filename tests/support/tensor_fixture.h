@@ -3,7 +3,8 @@
 #ifndef TENSOR_FIXTURE_H
 #define TENSOR_FIXTURE_H
 
-#include "tensor/tensor.h"
+#include "bs/tensor.h"
+#include "engine/engine.h"
 
 #include <math.h>
 #include <setjmp.h>
