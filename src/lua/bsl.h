@@ -41,10 +41,10 @@ struct bsl_box {
 };
 
 extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_placement_type, bsl_device_type,
-    bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_linear_type,
-    bsl_tensor_type, bsl_scope_type, bsl_kept_type, bsl_stream_type;
+    bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_tensor_type,
+    bsl_scope_type, bsl_kept_type, bsl_stream_type;
 
-/* ---- boxes ---------------------------------------------------------------------------------- */
+/* ---- boxes (box.c, types.c) ------------------------------------------------------------------ */
 
 /* Make the metatable of a type: methods (with close added) as __index, extra metamethods or NULL. */
 void bsl_newtype(lua_State *L, const bsl_type *type, const luaL_Reg *methods, const luaL_Reg *meta);
@@ -70,7 +70,7 @@ void *bsl_owner(lua_State *L, int arg, int slot);
 bsl_box *bsl_newtext(lua_State *L);
 bsl_box *bsl_newarray(lua_State *L);
 
-/* ---- status --------------------------------------------------------------------------------- */
+/* ---- status (status.c) ----------------------------------------------------------------------- */
 
 /* Raise "what: status: detail [status]" unless st is BS_OK; hand over waiting log lines. */
 void bsl_try(lua_State *L, bs_status st, const char *what);
@@ -80,7 +80,19 @@ void bsl_pusherror(lua_State *L, bs_status st, const char *what);
    device or a budget refused. Other values stay as they are. */
 int bsl_traceback(lua_State *L);
 
-/* ---- arguments ------------------------------------------------------------------------------ */
+/* The status whose word, in brackets, ends the value at index; BS_OK: none. */
+bs_status bsl_statusof(lua_State *L, int index);
+
+/* ---- log (log.c) ----------------------------------------------------------------------------- */
+
+/* bs.log_to: the function at 1, or nil, is the script's from here on. */
+void bsl_setlog(lua_State *L);
+/* Give waiting log lines to the script's function; any lua_State of the script. */
+void bsl_flushlog(lua_State *L);
+/* Once a state: when it ends, libbs logs to stderr again. */
+void bsl_openlog(lua_State *L);
+
+/* ---- arguments (options.c, arguments.c) ------------------------------------------------------ */
 
 typedef enum bsl_kind {
     BSL_INT,  /* int */
@@ -112,6 +124,8 @@ void *bsl_optionbox(lua_State *L, int arg, const char *field, const bsl_type *ty
 /* The place of s in a NULL-ended list of words; an error about `field` that lists them otherwise. */
 int bsl_word(lua_State *L, int arg, const char *field, const char *s, const char *const *word);
 
+/* The value on the top when it is a number that is an integer (text is not converted), else not whole. */
+lua_Integer bsl_toint(lua_State *L, int *whole);
 int bsl_checkint(lua_State *L, int arg, int min, int max);
 int64_t bsl_checkcount(lua_State *L, int arg); /* >= 0 */
 bs_dtype bsl_checkdtype(lua_State *L, int arg);
@@ -156,9 +170,8 @@ static inline void bsl_setbool(lua_State *L, const char *field, bool v)
     lua_setfield(L, -2, field);
 }
 
-/* ---- modules: each adds its tables and types to the module table on the top ------------------- */
+/* ---- modules: each adds its tables and types to the module table on the top ------------------ */
 
-void bsl_open_core(lua_State *L);
 void bsl_open_json(lua_State *L);
 void bsl_open_system(lua_State *L);
 void bsl_open_array(lua_State *L);
@@ -175,10 +188,8 @@ void bsl_open_embedding(lua_State *L);
 void bsl_open_rates(lua_State *L);
 void bsl_open_gpu(lua_State *L);
 void bsl_open_tokenizer(lua_State *L);
-/* Give waiting log lines to the script's function; any lua_State of the script. */
-void bsl_flushlog(lua_State *L);
 
-/* ---- Lua files inside the program (cmake/embed_lua.cmake) -------------------------------------- */
+/* ---- Lua files inside the program (cmake/embed_lua.cmake) ------------------------------------ */
 
 typedef struct bsl_embedded {
     const char *name, *chunk;

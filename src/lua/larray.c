@@ -9,13 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-static void close_array(void *h)
-{
-    bs_array_free(h);
-}
-
-const bsl_type bsl_array_type = {"bs.array", close_array, 0, 0};
-
 static bs_array *check(lua_State *L, int arg)
 {
     return bsl_check(L, arg, &bsl_array_type);

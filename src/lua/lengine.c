@@ -9,13 +9,6 @@
 
 /* ---- device --------------------------------------------------------------------------------- */
 
-static void close_device(void *h)
-{
-    bs_dev_close(h);
-}
-
-const bsl_type bsl_device_type = {"bs.device", close_device, 0, 0};
-
 static int l_device_open(lua_State *L)
 {
     static const bsl_option options[] = {
@@ -89,13 +82,6 @@ static int l_device_profile(lua_State *L)
 
 /* ---- engine --------------------------------------------------------------------------------- */
 
-static void close_engine(void *h)
-{
-    bs_engine_close(h);
-}
-
-const bsl_type bsl_engine_type = {"bs.engine", close_engine, 1, 2};
-
 static bs_engine *check_engine(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_engine_type);
@@ -147,7 +133,7 @@ static int l_engine_stats(lua_State *L)
 
 static int l_engine_wait_all(lua_State *L)
 {
-    bsl_try(L, bs_engine_wait_all(check_engine(L)), "bs.engine.sync");
+    bsl_try(L, bs_engine_wait_all(check_engine(L)), "bs.engine.wait_all");
     return 0;
 }
 
@@ -164,13 +150,6 @@ static int l_engine_seal(lua_State *L)
 }
 
 /* ---- scope: its handle is the engine's ---------------------------------------------------------- */
-
-static void close_scope(void *h)
-{
-    bs_scope_close(h);
-}
-
-const bsl_type bsl_scope_type = {"bs.scope", close_scope, 2, 1};
 
 static int l_engine_scope(lua_State *L)
 {
@@ -202,13 +181,6 @@ static int l_engine_scope(lua_State *L)
     bsl_try(L, st, "bs.engine.scope");
     return 1;
 }
-
-static void close_kept(void *h)
-{
-    bs_kept_free(h);
-}
-
-const bsl_type bsl_kept_type = {"bs.kept", close_kept, 2, 0};
 
 /* scope:keep(tensors ...): sets the scope aside for its backward pass; this handle and all tensors end. */
 static int l_scope_keep(lua_State *L)
@@ -301,13 +273,6 @@ static int l_scope_backward(lua_State *L)
 }
 
 /* ---- batch ---------------------------------------------------------------------------------- */
-
-static void close_batch(void *h)
-{
-    bs_batch_close(h);
-}
-
-const bsl_type bsl_batch_type = {"bs.batch", close_batch, 1, 0};
 
 static bs_batch *check_batch(lua_State *L)
 {

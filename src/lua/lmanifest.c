@@ -7,13 +7,6 @@
 
 #include <limits.h>
 
-static void close_manifest(void *h)
-{
-    bs_manifest_free(h);
-}
-
-const bsl_type bsl_manifest_type = {"bs.manifest", close_manifest, 0, 0};
-
 static bs_manifest *check(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_manifest_type);

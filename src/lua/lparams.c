@@ -7,13 +7,6 @@
 
 #include <limits.h>
 
-static void close_params(void *h)
-{
-    bs_params_close(h);
-}
-
-const bsl_type bsl_params_type = {"bs.params", close_params, 1, 0};
-
 static bs_params *check(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_params_type);

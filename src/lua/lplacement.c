@@ -5,13 +5,6 @@
 */
 #include "lua/bsl.h"
 
-static void close_plan(void *h)
-{
-    bs_placement_free(h);
-}
-
-const bsl_type bsl_placement_type = {"bs.placement", close_plan, 1, 0};
-
 static bs_placement *check(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_placement_type);

@@ -7,13 +7,6 @@
 
 #include <limits.h>
 
-static void close_store(void *h)
-{
-    bs_store_close(h);
-}
-
-const bsl_type bsl_store_type = {"bs.store", close_store, 2, 0};
-
 static bs_store *check(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_store_type);

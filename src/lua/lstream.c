@@ -7,13 +7,6 @@
 
 #include <limits.h>
 
-static void close_stream(void *h)
-{
-    bs_stream_close(h);
-}
-
-const bsl_type bsl_stream_type = {"bs.stream", close_stream, 2, 0};
-
 static bs_stream *check(lua_State *L)
 {
     return bsl_check(L, 1, &bsl_stream_type);

@@ -8,16 +8,6 @@
 
 #include <limits.h>
 
-static void close_tensor(void *h)
-{
-    bs_tensor_release(h);
-}
-
-static void close_weight(void *h)
-{
-    bs_weight_free(h);
-}
-
 static void close_linear(void *h)
 {
     bs_linear_free(h);
@@ -33,9 +23,7 @@ static void close_cache(void *h)
     bs_cache_close(h);
 }
 
-const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 1, 0};
-const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
-const bsl_type bsl_linear_type = {"bs.linear", close_linear, 2, 0};
+static const bsl_type linear_type = {"bs.linear", close_linear, 2, 0};
 static const bsl_type rope_type = {"bs.rope", close_rope, 1, 0};
 static const bsl_type cache_type = {"bs.cache", close_cache, 1, 0};
 
@@ -157,7 +145,7 @@ static int l_linear_new(lua_State *L)
     check_param(L, p, "base_bias", a.base_bias);
     check_param(L, p, "lora_a", a.lora_a);
     check_param(L, p, "lora_b", a.lora_b);
-    bsl_box *box = bsl_newbox(L, &bsl_linear_type);
+    bsl_box *box = bsl_newbox(L, &linear_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, params);
     bs_linear *l = NULL;
@@ -172,7 +160,7 @@ static int l_linear_new(lua_State *L)
 static int l_linear_dims(lua_State *L)
 {
     int64_t in = 0, out = 0;
-    bs_linear_dims(bsl_check(L, 1, &bsl_linear_type), &in, &out);
+    bs_linear_dims(bsl_check(L, 1, &linear_type), &in, &out);
     lua_pushinteger(L, in);
     lua_pushinteger(L, out);
     return 2;
@@ -318,7 +306,7 @@ static int finish(lua_State *L, bsl_box *box, bs_tensor *t, bs_status st, const 
 static int l_linear(lua_State *L)
 {
     bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
-    bs_linear *w = bsl_check(L, 2, &bsl_linear_type);
+    bs_linear *w = bsl_check(L, 2, &linear_type);
     bs_tensor *r = lua_isnoneornil(L, 3) ? NULL : bsl_checktensor(L, 3);
     bsl_use(L, 2);
     bsl_box *box = bsl_newtensor(L, 1);
@@ -603,7 +591,7 @@ void bsl_open_tensor(lua_State *L)
 {
     bsl_newtype(L, &bsl_tensor_type, tensor_methods, tensor_meta);
     bsl_newtype(L, &bsl_weight_type, none, NULL);
-    bsl_newtype(L, &bsl_linear_type, linear_methods, NULL);
+    bsl_newtype(L, &linear_type, linear_methods, NULL);
     bsl_newtype(L, &rope_type, none, NULL);
     bsl_newtype(L, &cache_type, none, NULL);
     add_module(L, "weight", l_weight_new);
