@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bs/base.h: status, host memory, element types, host arrays. Conventions: bs.h. */
+/* bs/base.h: status, host memory, what the system says, element types, host arrays. Conventions: bs.h. */
 #ifndef BS_PUBLIC_BASE_H
 #define BS_PUBLIC_BASE_H
 
@@ -81,6 +81,15 @@ typedef enum bs_tag {
 BS_API size_t bs_host_bytes(bs_tag tag);
 BS_API size_t bs_host_peak(bs_tag tag);
 BS_API const char *bs_tag_name(bs_tag tag);
+
+/* ---- what the system says -------------------------------------------------------------------- */
+
+/* Bytes that new allocations may take without swapping; bytes of this process that are resident, and the most that
+   were. BS_IO where /proc cannot be read or does not say. */
+BS_API BS_NODISCARD bs_status bs_memory_available(uint64_t *out);
+BS_API BS_NODISCARD bs_status bs_process_memory(uint64_t *now, uint64_t *peak);
+/* Bytes that storage has delivered to this process; false where the system does not count them. */
+BS_API bool bs_process_read_bytes(uint64_t *out);
 
 /* ---- dtypes ---------------------------------------------------------------------------------- */
 

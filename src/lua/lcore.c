@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** lcore.c: opening the module, the one place that knows all parts of it; version, log, memory counters and process
-** figures.
+** lcore.c: opening the module, the one place that knows all parts of it; version, log and memory counters.
 */
 #include "bslua.h"
 #include "lua/bsl.h"
@@ -85,41 +84,6 @@ static int l_tags(lua_State *L)
     return 1;
 }
 
-/* The number after `key` in a file of /proc/self; -1: absent. */
-static long long proc_number(const char *path, const char *key)
-{
-    char line[256];
-    long long v = -1;
-    FILE *f = fopen(path, "re");
-    while (f && v < 0 && fgets(line, sizeof line, f))
-        if (strncmp(line, key, strlen(key)) == 0)
-            (void)sscanf(line + strlen(key), "%lld", &v); /* no number: stays -1 */
-    if (f)
-        fclose(f);
-    return v;
-}
-
-static int l_rss(lua_State *L)
-{
-    long long now = proc_number("/proc/self/status", "VmRSS:");
-    long long peak = proc_number("/proc/self/status", "VmHWM:");
-    if (now < 0 || peak < 0)
-        return luaL_error(L, "bs.rss: /proc/self/status cannot be read");
-    lua_pushinteger(L, now * 1024);
-    lua_pushinteger(L, peak * 1024);
-    return 2;
-}
-
-static int l_io_bytes(lua_State *L)
-{
-    long long n = proc_number("/proc/self/io", "read_bytes:");
-    if (n < 0)
-        lua_pushnil(L);
-    else
-        lua_pushinteger(L, n);
-    return 1;
-}
-
 /* ---- module ----------------------------------------------------------------------------------- */
 
 static const luaL_Reg functions[] = {{"build", l_build},
@@ -128,10 +92,8 @@ static const luaL_Reg functions[] = {{"build", l_build},
                                      {"hash", l_hash},
                                      {"host_bytes", l_host_bytes},
                                      {"host_peak", l_host_peak},
-                                     {"io_bytes", l_io_bytes},
                                      {"log_to", l_log_to},
                                      {"now", l_now},
-                                     {"rss", l_rss},
                                      {"tags", l_tags},
                                      {"traceback", bsl_traceback},
                                      {NULL, NULL}};

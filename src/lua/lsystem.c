@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** lsystem.c: the few facts and actions of the operating system that recipes need and Lua lacks: files and
-** folders, free memory, the process id.
+** folders, memory, the process.
 */
 #include "lua/bsl.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -103,17 +102,30 @@ static int l_check_folder(lua_State *L)
 /* memory_available() -> bytes that new allocations may take without swapping. */
 static int l_memory_available(lua_State *L)
 {
-    char line[128];
-    long long kib = -1;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && kib < 0 && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %lld", &kib) != 1)
-            kib = -1;
-    if (f)
-        fclose(f);
-    if (kib < 0)
-        return luaL_error(L, "bs.memory_available: /proc/meminfo cannot be read");
-    lua_pushinteger(L, (lua_Integer)kib * 1024);
+    uint64_t bytes;
+    bsl_try(L, bs_memory_available(&bytes), "bs.memory_available");
+    lua_pushinteger(L, (lua_Integer)bytes);
+    return 1;
+}
+
+/* rss() -> resident bytes of this process, and the most that were. */
+static int l_rss(lua_State *L)
+{
+    uint64_t now, peak;
+    bsl_try(L, bs_process_memory(&now, &peak), "bs.rss");
+    lua_pushinteger(L, (lua_Integer)now);
+    lua_pushinteger(L, (lua_Integer)peak);
+    return 2;
+}
+
+/* io_bytes() -> bytes that storage has delivered to this process; nil where they are not counted. */
+static int l_io_bytes(lua_State *L)
+{
+    uint64_t bytes;
+    if (bs_process_read_bytes(&bytes))
+        lua_pushinteger(L, (lua_Integer)bytes);
+    else
+        lua_pushnil(L);
     return 1;
 }
 
@@ -127,10 +139,12 @@ void bsl_open_system(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
                                          {"check_folder", l_check_folder},
+                                         {"io_bytes", l_io_bytes},
                                          {"is_file", l_is_file},
                                          {"list_folder", l_list_folder},
                                          {"memory_available", l_memory_available},
                                          {"pid", l_pid},
+                                         {"rss", l_rss},
                                          {"same_file", l_same_file},
                                          {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);

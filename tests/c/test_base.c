@@ -76,9 +76,21 @@ static void test_halves(void **state)
     assert_int_equal(bsi_f32_to_bf16(1.00390625f), 0x3F80); /* tie to even */
 }
 
+static void test_process(void **state)
+{
+    (void)state;
+    uint64_t now = 0, peak = 0, free = 0, read = 0;
+    assert_int_equal(bs_process_memory(&now, &peak), BS_OK);
+    assert_true(now >= 4096 && peak >= now);
+    assert_int_equal(bs_memory_available(&free), BS_OK);
+    assert_true(free >= 4096);
+    (void)bs_process_read_bytes(&read); /* not every kernel counts them */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_status), cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_philox), cmocka_unit_test(test_halves)};
+                                       cmocka_unit_test(test_philox), cmocka_unit_test(test_halves),
+                                       cmocka_unit_test(test_process)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+** process.c: what Linux says of memory and of this process, in text files of /proc with a line for each number.
+*/
+#include "base/base.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* The number behind `key` at the beginning of a line, in the file's own unit. */
+static bs_status proc_number(const char *path, const char *key, uint64_t *out)
+{
+    char line[256];
+    unsigned long long v = 0;
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return bsi_fail_sys(BS_IO, errno, "%s cannot be read", path);
+    while (!found && fgets(line, sizeof line, f))
+        found = strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%llu", &v) == 1;
+    fclose(f);
+    if (!found)
+        return bsi_fail(BS_IO, "%s has no number '%s'", path, key);
+    *out = v;
+    return BS_OK;
+}
+
+static bs_status proc_kib(const char *path, const char *key, uint64_t *out)
+{
+    BSI_TRY(proc_number(path, key, out));
+    *out *= 1024;
+    return BS_OK;
+}
+
+bs_status bs_memory_available(uint64_t *out)
+{
+    return proc_kib("/proc/meminfo", "MemAvailable:", out);
+}
+
+bs_status bs_process_memory(uint64_t *now, uint64_t *peak)
+{
+    BSI_TRY(proc_kib("/proc/self/status", "VmRSS:", now));
+    return proc_kib("/proc/self/status", "VmHWM:", peak);
+}
+
+/* Kernels without task accounting have no such file: an answer, and no failure. */
+bool bs_process_read_bytes(uint64_t *out)
+{
+    return proc_number("/proc/self/io", "read_bytes:", out) == BS_OK;
+}
