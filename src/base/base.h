@@ -46,6 +46,8 @@ char *bsi_strdup(bs_tag tag, const char *s);
 void bsi_account(bs_tag tag, ptrdiff_t bytes);
 /* Tests: the n-th allocation from now fails (1-based), once; 0 = none. */
 void bsi_alloc_fail_nth(uint64_t n);
+/* An allocation that goes past bsi_alloc asks this first; true: it is the one that fails. */
+bool bsi_alloc_injected(void);
 
 /* Checked arithmetic for numbers that come from outside: false on overflow. */
 static inline bool bsi_mul_size(size_t a, size_t b, size_t *out)

@@ -1,50 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** json.c: a scan that makes text from outside safe to give to cJSON, the parse itself, and a growing
-** text buffer for writing. The scan also counts values and strings, which bounds the memory of the
-** tree before any of it is allocated.
+** json.c: the one reader of JSON trees: headers, manifests, settings of tokenizers, rows and configurations. A scan
+** makes the text safe to give to cJSON, whose parser is lax and counts on strings without zero bytes; it also counts
+** values and strings, which bounds the memory of the tree before any of it is allocated. Grammar is cJSON's to check.
 */
 #include "base/json.h"
+#include "base/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-size_t bsi_utf8_step(const unsigned char *s, size_t n)
-{
-    unsigned c = s[0];
-    if (c < 0x80)
-        return 1;
-    size_t len = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
-    if (c < 0xC2 || c > 0xF4 || n < len)
-        return 0;
-    /* The second byte excludes overlong forms, surrogates and values beyond 0x10FFFF. */
-    unsigned lo = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
-    unsigned hi = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
-    if (s[1] < lo || s[1] > hi)
-        return 0;
-    for (size_t i = 2; i < len; i++)
-        if ((s[i] & 0xC0) != 0x80)
-            return 0;
-    return len;
-}
+const bs_json_rules bsi_json_header = {.depth = BSI_JSON_HEADER_DEPTH, .counts = true};
 
-bool bsi_json_utf8_valid(const char *s, size_t n)
-{
-    const unsigned char *p = (const unsigned char *)s;
-    for (size_t i = 0, k; i < n; i += k)
-        if (!(k = bsi_utf8_step(p + i, n - i)))
-            return false;
-    return true;
-}
+/* ---- the scan -------------------------------------------------------------------------------- */
 
 typedef struct scan {
     const unsigned char *s;
     size_t n, at;
     size_t values, strings; /* upper bounds on the nodes and string copies of the tree */
-    int depth;
-    bool uints;
-    const char *fault; /* set when refused */
+    int depth, most;
+    bool counts, lax;
+    const char *problem; /* set when the text is refused, at `at` */
 } scan;
+
+static bool refuse(scan *s, const char *problem)
+{
+    s->problem = problem;
+    return false;
+}
 
 /* s->at is behind the opening quote; leaves it behind the closing one. */
 static bool scan_string(scan *s)
@@ -56,30 +39,27 @@ static bool scan_string(scan *s)
             s->at++;
             return true;
         }
-        if (c < 0x20) {
-            s->fault = "control character in a string";
-            return false;
-        }
+        if (c == 0)
+            return refuse(s, "zero byte in a string");
+        if (c < 0x20 && !s->lax)
+            return refuse(s, "control character in a string");
         if (c == '\\') {
-            if (s->n - s->at >= 6 && memcmp(s->s + s->at, "\\u0000", 6) == 0) {
-                s->fault = "\\u0000 in a string";
-                return false;
-            }
+            if (s->n - s->at >= 6 && memcmp(s->s + s->at, "\\u0000", 6) == 0)
+                return refuse(s, "zero character (\\u0000) in a string");
             if (++s->at == s->n)
                 break;
-            if (s->s[s->at] < 0x80)
+            /* The escaped character cannot begin another escape, nor end the string. What is none of ASCII is
+               looked at as any other, and refused by cJSON. */
+            if (s->s[s->at] < 0x80 && s->s[s->at])
                 s->at++;
             continue;
         }
-        size_t k = bsi_utf8_step(s->s + s->at, s->n - s->at);
-        if (!k) {
-            s->fault = "not valid UTF-8";
-            return false;
-        }
+        size_t k = s->lax ? 1 : bsi_utf8_step(s->s + s->at, s->n - s->at);
+        if (!k)
+            return refuse(s, "not valid UTF-8");
         s->at += k;
     }
-    s->fault = "string without an end";
-    return false;
+    return refuse(s, "string without an end");
 }
 
 static bool digit(const scan *s, size_t at)
@@ -87,6 +67,7 @@ static bool digit(const scan *s, size_t at)
     return at < s->n && s->s[at] >= '0' && s->s[at] <= '9';
 }
 
+/* A character outside strings. */
 static bool scan_plain(scan *s)
 {
     unsigned char c = s->s[s->at];
@@ -94,8 +75,8 @@ static bool scan_plain(scan *s)
     case '[':
     case '{':
         s->values++;
-        if (++s->depth > BSI_JSON_DEPTH)
-            s->fault = "nested too deeply";
+        if (++s->depth > s->most)
+            return refuse(s, "nested too deeply");
         break;
     case ']':
     case '}':
@@ -111,15 +92,18 @@ static bool scan_plain(scan *s)
     case ':':
         break;
     default:
-        if (c < 0x20 || c > 0x7E)
-            s->fault = "character that does not belong to JSON";
-        else if (s->uints && !digit(s, s->at))
-            s->fault = "only strings, arrays, objects and non-negative integers belong here";
-        else if (c == '0' && digit(s, s->at + 1) && (s->at == 0 || !digit(s, s->at - 1)) && s->uints)
-            s->fault = "number with a leading zero";
+        if (c == 0)
+            return refuse(s, "zero byte");
+        if ((c < 0x20 || c > 0x7E) && !s->lax)
+            return refuse(s, "character that does not belong to JSON");
+        if (s->counts && !digit(s, s->at))
+            return refuse(s, "only strings, arrays, objects and non-negative integers belong here");
+        /* cJSON takes any digits: 007 would be another way to write a number that is known. */
+        if (s->counts && c == '0' && digit(s, s->at + 1) && (s->at == 0 || !digit(s, s->at - 1)))
+            return refuse(s, "number with a leading zero");
     }
-    s->at += !s->fault;
-    return !s->fault;
+    s->at++;
+    return true;
 }
 
 static bool scan_text(scan *s)
@@ -137,45 +121,90 @@ static bool scan_text(scan *s)
     return true;
 }
 
-bs_status bsi_json_parse(const char *text, size_t n, bool uints, const char *what, bsi_json *out)
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Asked before cJSON is: it says nothing of why it gave up, so that memory that is gone would be told as a text that is
+   wrong. Its hooks would tell, but they are the process's, and so not a library's to set. The pointer is volatile
+   because a compiler may leave out an allocation that is freed unused. */
+static bool have_memory(size_t bytes)
 {
-    scan s = {.s = (const unsigned char *)text, .n = n, .uints = uints};
-    *out = (bsi_json){0};
+    if (bsi_alloc_injected())
+        return false;
+    void *volatile probe = malloc(bytes);
+    bool there = probe != NULL;
+    free(probe);
+    return there;
+}
+
+/* ---- the parse ------------------------------------------------------------------------------- */
+
+static bs_status wrong(const char *what, const char *text, size_t at, const char *problem)
+{
+    size_t line = 1, start = 0;
+    for (size_t i = 0; i < at; i++)
+        if (text[i] == '\n') {
+            line++;
+            start = i + 1;
+        }
+    return bsi_fail(BS_FORMAT, "%s%s%s at byte %zu (line %zu, column %zu)", what ? what : "",
+                    what ? ": " : "", problem, at, line, at - start + 1);
+}
+
+/* Behind the value there is white space and nothing else. */
+static size_t skip_space(const char *text, size_t n, size_t at, bool lax)
+{
+    while (at < n && (lax ? (unsigned char)text[at] <= ' ' : memchr(" \t\r\n", text[at], 4) != NULL))
+        at++;
+    return at;
+}
+
+bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, const char *what,
+                        bs_json *out)
+{
+    *out = (bs_json){0};
+    if (rules->limit && n > rules->limit)
+        return bsi_fail(BS_FORMAT, "%s%s%zu bytes of JSON text, at most %zu are read", what ? what : "",
+                        what ? ": " : "", n, rules->limit);
+    scan s = {.s = (const unsigned char *)text,
+              .n = n,
+              .most = rules->depth ? BSI_MIN(rules->depth, BS_JSON_DEPTH) : BS_JSON_DEPTH,
+              .counts = rules->counts,
+              .lax = rules->lax};
     if (!scan_text(&s))
-        return bsi_fail(BS_FORMAT, "%s: byte %zu of the JSON text: %s", what, s.at, s.fault);
+        return wrong(what, text, s.at, s.problem);
 
     /* n bounds values and strings, so none of this overflows for text that fits in memory. 16 and 32:
        what malloc adds to a node and to a short string. */
     size_t need = s.values * (sizeof(cJSON) + 16) + s.strings * 32 + n;
-    void *probe = malloc(need);
-    if (!probe)
+    if (!have_memory(need))
         return bsi_fail(BS_NOMEM,
-                        "%s: parsing its %zu bytes of JSON takes about %zu bytes of host memory", what,
-                        n, need);
-    free(probe);
+                        "%s%sabout %zu bytes of host memory for %zu bytes of JSON are not available",
+                        what ? what : "", what ? ": " : "", need, n);
     bsi_account(BS_TAG_HEADER, (ptrdiff_t)need);
     out->reserved = need;
 
+    /* cJSON steps over a byte order mark only in front of two bytes or more. */
+    size_t mark = n > 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     const char *end = NULL;
-    out->root = cJSON_ParseWithLengthOpts(text, n, &end, 0);
+    out->root = cJSON_ParseWithLengthOpts(text + mark, n - mark, &end, 0);
+    size_t at = end ? (size_t)(end - text) : 0;
     if (!out->root) {
-        bsi_json_end(out);
-        return bsi_fail(BS_FORMAT, "%s: not valid JSON at byte %zu", what,
-                        end ? (size_t)(end - text) : 0);
+        bs_json_end(out);
+        return wrong(what, text, at, "not valid JSON");
     }
-    for (size_t at = (size_t)(end - text); at < n; at++)
-        if (!strchr(" \t\r\n", text[at])) {
-            bsi_json_end(out);
-            return bsi_fail(BS_FORMAT, "%s: byte %zu: text behind the end of the JSON value", what, at);
-        }
+    at = skip_space(text, n, at, rules->lax);
+    if (at < n) {
+        bs_json_end(out);
+        return wrong(what, text, at, "text behind the end of the JSON value");
+    }
     return BS_OK;
 }
 
-void bsi_json_end(bsi_json *j)
+void bs_json_end(bs_json *j)
 {
     cJSON_Delete(j->root);
     bsi_account(BS_TAG_HEADER, -(ptrdiff_t)j->reserved);
-    *j = (bsi_json){0};
+    *j = (bs_json){0};
 }
 
 bool bsi_json_uint(const cJSON *v, uint64_t *out)
@@ -184,61 +213,4 @@ bool bsi_json_uint(const cJSON *v, uint64_t *out)
         return false;
     *out = (uint64_t)v->valuedouble;
     return (double)*out == v->valuedouble;
-}
-
-void bsi_writer_put(bsi_writer *t, const char *s, size_t n)
-{
-    size_t need;
-    if (t->failed)
-        return;
-    if (!bsi_add_size(t->n, n, &need) || !bsi_add_size(need, 1, &need)) {
-        t->failed = true;
-        return;
-    }
-    if (need > t->cap) {
-        size_t cap = BSI_MAX(need, t->cap * 2);
-        char *p = bsi_realloc(BS_TAG_HEADER, t->p, BSI_MAX(cap, 256));
-        if (!p) {
-            t->failed = true;
-            return;
-        }
-        t->p = p;
-        t->cap = BSI_MAX(cap, 256);
-    }
-    memcpy(t->p + t->n, s, n);
-    t->n += n;
-    t->p[t->n] = '\0';
-}
-
-void bsi_writer_printf(bsi_writer *t, const char *fmt, ...)
-{
-    char small[256];
-    va_list ap;
-    va_start(ap, fmt);
-    int n = vsnprintf(small, sizeof small, fmt, ap);
-    va_end(ap);
-    if (n < 0 || (size_t)n >= sizeof small) /* callers print numbers and short words only */
-        t->failed = true;
-    else
-        bsi_writer_put(t, small, (size_t)n);
-}
-
-void bsi_writer_quote(bsi_writer *t, const char *s)
-{
-    bsi_writer_put(t, "\"", 1);
-    for (const char *run = s;; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c >= 0x20 && c != '"' && c != '\\')
-            continue;
-        bsi_writer_put(t, run, (size_t)(s - run));
-        if (!c)
-            break;
-        const char *from = "\"\\\b\f\n\r\t", *hit = strchr(from, c);
-        if (hit)
-            bsi_writer_printf(t, "\\%c", "\"\\bfnrt"[hit - from]);
-        else
-            bsi_writer_printf(t, "\\u%04x", c);
-        run = s + 1;
-    }
-    bsi_writer_put(t, "\"", 1);
 }

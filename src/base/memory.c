@@ -30,7 +30,7 @@ static void count(bs_tag tag, ptrdiff_t bytes)
         ;
 }
 
-static bool injected(void)
+bool bsi_alloc_injected(void)
 {
     uint_fast64_t n = atomic_load(&fail_in);
     while (n && !atomic_compare_exchange_weak(&fail_in, &n, n - 1))
@@ -44,7 +44,7 @@ void *bsi_alloc_aligned(bs_tag tag, size_t bytes, size_t align)
     if (align < 64)
         align = 64;
     size_t room = bsi_round_up(sizeof(header), align);
-    if (!bsi_add_size(bytes, room + align, &total) || injected()) {
+    if (!bsi_add_size(bytes, room + align, &total) || bsi_alloc_injected()) {
         bsi_fail(BS_NOMEM, "%zu bytes of host memory for '%s' are not available", bytes,
                  bs_tag_name(tag));
         return NULL;

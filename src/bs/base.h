@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bs/base.h: status, host memory, what the system says, element types, host arrays. Conventions: bs.h. */
+/* bs/base.h: status, host memory, what the system says, JSON, element types, host arrays.
+   Conventions: bs.h. */
 #ifndef BS_PUBLIC_BASE_H
 #define BS_PUBLIC_BASE_H
 
@@ -52,6 +53,8 @@ BS_API const char *bs_build_info(void);
 
 /* Frees text that a function here has made. */
 BS_API void bs_str_free(char *s);
+/* Bytes of the well-formed UTF-8 that s begins with: n where all of it is. */
+BS_API size_t bs_utf8_valid(const char *s, size_t n);
 
 /* Ask every wait of libbs to end with BS_CANCELLED (async-signal-safe); false clears it. */
 BS_API void bs_cancel(bool on);
@@ -90,6 +93,36 @@ BS_API BS_NODISCARD bs_status bs_memory_available(uint64_t *out);
 BS_API BS_NODISCARD bs_status bs_process_memory(uint64_t *now, uint64_t *peak);
 /* Bytes that storage has delivered to this process; false where the system does not count them. */
 BS_API bool bs_process_read_bytes(uint64_t *out);
+
+/* ---- JSON text from outside ------------------------------------------------------------------ */
+
+struct cJSON; /* <cjson/cJSON.h> */
+
+#define BS_JSON_DEPTH 1000 /* the deepest nesting of arrays and objects that any rules allow */
+
+/* What a text may be. In every text zero bytes and \u0000 are refused: cJSON's strings end there. Members of an
+   object that have one key are all in the tree; whether that is an error is the caller's to say. */
+typedef struct bs_json_rules {
+    size_t limit; /* longest text in bytes; 0: any */
+    int depth;    /* deepest nesting; 0: BS_JSON_DEPTH */
+    bool counts;  /* outside strings only non-negative integers, arrays and objects */
+    /* Accept what cJSON does beyond JSON: bytes that are not UTF-8 and control characters in strings, control
+       characters as white space, a byte order mark at the beginning. Else they are refused. */
+    bool lax;
+} bs_json_rules;
+
+typedef struct bs_json {
+    struct cJSON *root;
+    size_t
+        reserved; /* bytes accounted for the tree (BS_TAG_HEADER): an upper bound, known before the parse */
+} bs_json;
+
+/* Parse n bytes (no zero at the end needed), which hold one value and white space. The tree keeps nothing of text.
+   what: names the text at the beginning of messages; NULL: nothing does. BS_FORMAT says byte, line and column;
+   BS_NOMEM: there is no memory for the tree. */
+BS_API BS_NODISCARD bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules,
+                                            const char *what, bs_json *out);
+BS_API void bs_json_end(bs_json *j); /* zero, or ended before: fine */
 
 /* ---- dtypes ---------------------------------------------------------------------------------- */
 

@@ -100,7 +100,7 @@ static bs_status check_open(const bs_manifest *m, const char *what, const char *
         return bsi_fail(BS_STATE, "manifest: %s cannot be added, it is finished", what);
     if (!name || !*name)
         return bsi_fail(BS_ARG, "manifest: a %s needs a name", what);
-    if (!bsi_json_utf8_valid(name, strlen(name)))
+    if (bs_utf8_valid(name, strlen(name)) < strlen(name))
         return bsi_fail(BS_ARG, "manifest: the name of a %s is not UTF-8: '%s'", what, name);
     return BS_OK;
 }

@@ -242,14 +242,14 @@ static bs_status read_root(const cJSON *root, bs_manifest *m)
 
 bs_status bs_manifest_from_json(const char *text, size_t n, bs_manifest **out)
 {
-    bsi_json json;
+    bs_json json;
     bs_manifest *m = NULL;
     *out = NULL;
-    BSI_TRY(bsi_json_parse(text, n, true, "manifest", &json));
+    BSI_TRY(bs_json_parse(text, n, &bsi_json_header, "manifest", &json));
     bs_status ret = bs_manifest_new(&m);
     if (ret == BS_OK)
         ret = read_root(json.root, m);
-    bsi_json_end(&json);
+    bs_json_end(&json);
     if (ret == BS_OK)
         *out = m;
     else

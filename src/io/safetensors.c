@@ -348,7 +348,7 @@ static bs_status read_header(bs_safetensors *st)
 {
     unsigned char head[9];
     uint64_t n = 0;
-    bsi_json json = {0};
+    bs_json json = {0};
     if (st->bytes < 8)
         return not_safetensors(st, "it is shorter than 8 bytes");
     BSI_TRY(bsi_read_all(st->fd, st->path, head, (size_t)BSI_MIN(st->bytes, sizeof head), 0));
@@ -372,12 +372,12 @@ static bs_status read_header(bs_safetensors *st)
     if (ret == BS_OK) {
         char what[320];
         snprintf(what, sizeof what, "file '%.280s': header", st->path);
-        ret = bsi_json_parse(text, (size_t)n, true, what, &json);
+        ret = bs_json_parse(text, (size_t)n, &bsi_json_header, what, &json);
     }
     bsi_free(text);
     if (ret == BS_OK)
         ret = walk(st, json.root);
-    bsi_json_end(&json);
+    bs_json_end(&json);
     return ret;
 }
 

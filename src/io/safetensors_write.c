@@ -41,7 +41,7 @@ static int by_rank(const void *x, const void *y)
 
 static bs_status check_word(const char *path, const char *what, const char *s)
 {
-    if (!s || !bsi_json_utf8_valid(s, strlen(s)))
+    if (!s || bs_utf8_valid(s, strlen(s)) < strlen(s))
         return bsi_fail(BS_ARG, "'%s' cannot be written: a %s is %s", path, what,
                         s ? "not valid UTF-8" : "missing");
     return BS_OK;

@@ -39,7 +39,7 @@ static bs_status flush_bytes(bs_tok_stream *s, size_t i, bool all)
     size_t at = 0;
     bool cut;
     while (at < g->held.n) {
-        size_t good = bsi_utf8_valid(g->held.p + at, g->held.n - at);
+        size_t good = bs_utf8_valid(g->held.p + at, g->held.n - at);
         if (good)
             BSI_TRY(feed(s, i + 1, g->held.p + at, good));
         at += good;
@@ -89,7 +89,7 @@ static bs_status flush_run(bs_tok_stream *s, size_t i)
     bsi_buf *run = &s->stage[i].held;
     size_t n = run->n;
     run->n = 0;
-    if (bsi_utf8_valid(run->p, n) == n)
+    if (bs_utf8_valid(run->p, n) == n)
         return n ? feed(s, i + 1, run->p, n) : BS_OK;
     for (size_t k = 0; k < n; k++)
         BSI_TRY(feed(s, i + 1, bad_char, 3));

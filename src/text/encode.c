@@ -97,7 +97,7 @@ static bs_status clean(bs_tok_work *w, bsi_view *v, size_t good)
         bs_tok_span span = {(uint32_t)at, (uint32_t)(at + bad)};
         BSI_TRY(bsi_text_put(out, "\xEF\xBF\xBD", 3, span));
         at += bad;
-        good = bsi_utf8_valid(v->p + at, v->n - at);
+        good = bs_utf8_valid(v->p + at, v->n - at);
     }
     *v = bsi_view_of(out);
     return BS_OK;
@@ -114,7 +114,7 @@ bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned fla
     bsi_view v = {.p = text, .n = n};
     w->n = 0;
     w->spans = flags & BS_TOK_SPANS || t->pretoks.needs_spans;
-    size_t good = bsi_utf8_valid(text, n);
+    size_t good = bs_utf8_valid(text, n);
     if (good < n)
         BSI_TRY(clean(w, &v, good));
     for (size_t i = 0; flags & BS_TOK_SPECIAL && i < t->n_before; i++)

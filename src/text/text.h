@@ -10,11 +10,12 @@
 #define BS_TEXT_H
 
 #include "base/base.h"
+#include "base/utf8.h"
 #include "bs/text.h"
 
 #include <cjson/cJSON.h>
 
-/* ---- bytes and code points (utf8.c) ---------------------------------------------------------- */
+/* ---- bytes and code points (text.c) ---------------------------------------------------------- */
 
 typedef struct bsi_buf { /* growing bytes */
     char *p;
@@ -27,11 +28,6 @@ void bsi_buf_free(bsi_buf *b);
 /* Room for `need` elements of `size` bytes in *p, growing by doubling. */
 bs_status bsi_grow(void **p, size_t *cap, size_t need, size_t size);
 
-/* Bytes of the well-formed prefix of s. */
-size_t bsi_utf8_valid(const char *s, size_t n);
-/* Bytes that one U+FFFD replaces at s, where no well-formed character begins (Unicode 3.9, maximal
-   subpart). *cut: all n bytes are the beginning of a character. */
-size_t bsi_utf8_bad(const char *s, size_t n, bool *cut);
 /* The character at s (valid text) and its bytes. */
 uint32_t bsi_utf8_get(const char *s, unsigned *len);
 unsigned bsi_utf8_put(uint32_t c, char out[4]);
@@ -45,16 +41,16 @@ bool bsi_is_word(uint32_t c);
 
 /* ---- JSON (json.c) --------------------------------------------------------------------------- */
 
-typedef struct bsi_tokjson { /* a reader over one value that cJSON never sees: vocab or merges */
+typedef struct bsi_tokjson { /* a reader over one value that is in no tree: vocab or merges */
     const char *start, *p, *end;
 } bsi_tokjson;
 
 bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_n);
 /* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and
-   readers for the two (start NULL: absent). The tree is freed with cJSON_Delete. */
-bs_status bsi_tokjson_open(const char *text, size_t n, cJSON **tree, bsi_tokjson *vocab,
+   readers for the two (start NULL: absent). The tree ends with bs_json_end. */
+bs_status bsi_tokjson_open(const char *text, size_t n, bs_json *tree, bsi_tokjson *vocab,
                            bsi_tokjson *merges);
-bs_status bsi_tokjson_parse(const char *text, size_t n, cJSON **tree);
+bs_status bsi_tokjson_parse(const char *text, size_t n, bs_json *tree);
 void bsi_tokjson_space(bsi_tokjson *j);
 bool bsi_tokjson_take(bsi_tokjson *j, char c); /* after white space; false: another character */
 bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out); /* appended */

@@ -253,7 +253,7 @@ static bs_status read_beside(bs_tok *t, const char *folder, const char *name,
     bsi_buf path = {0};
     char *text = NULL;
     size_t n;
-    cJSON *tree = NULL;
+    bs_json tree = {0};
     bs_status st = bsi_buf_put(&path, folder, strlen(folder));
     if (st == BS_OK)
         st = bsi_buf_put(&path, name, strlen(name) + 1);
@@ -264,10 +264,10 @@ static bs_status read_beside(bs_tok *t, const char *folder, const char *name,
         goto done;
     st = bsi_tokjson_parse(text, n, &tree);
     if (st == BS_OK)
-        st = read(t, tree);
+        st = read(t, tree.root);
     bsi_wrap(st, "%s", path.p);
 done:
-    cJSON_Delete(tree);
+    bs_json_end(&tree);
     bsi_free(text);
     bsi_buf_free(&path);
     return st;
@@ -294,13 +294,13 @@ static bs_status read_tokenizer(bs_tok *t, const char *path)
 {
     char *text = NULL;
     size_t n;
-    cJSON *tree = NULL;
+    bs_json tree = {0};
     bsi_tokjson vocab, merges;
     BSI_TRY(bsi_file_read(path, MAX_FILE, &text, &n));
     bs_status st = bsi_tokjson_open(text, n, &tree, &vocab, &merges);
     if (st == BS_OK)
-        st = read_tree(t, tree, &vocab, &merges);
-    cJSON_Delete(tree);
+        st = read_tree(t, tree.root, &vocab, &merges);
+    bs_json_end(&tree);
     bsi_free(text);
     return bsi_wrap(st, "%s", path);
 }

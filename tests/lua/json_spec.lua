@@ -18,6 +18,7 @@ describe("json.decode", function()
     assert.same({true, false, json.null}, t.a.b)
     assert.equal("x\u{e9}\n", t.c)
     assert.equal(json.null, json.decode "null")
+    assert.equal(1, json.decode "\xEF\xBB\xBF1") -- behind a byte order mark
   end)
 
   it("says where the text is wrong", function()
