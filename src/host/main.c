@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** main.c: the program bslua: the command line of lua with libbs inside. Exit status: 0 done, 1 error,
-** 2 usage, n when the script raised {bs_exit = n, message = text} or called os.exit(n); after an
-** interruption the signal is raised again once everything is closed, so that the shell sees it.
+** main.c: the program bslua: the command line of lua with libbs inside. Exit status: bslua_exit; n when the
+** script raised {bs_exit = n, message = text} or called os.exit(n); after an interruption the signal is raised again once everything is closed, so that the shell sees it.
 */
 #include "bs.h"
+#include "bslua.h"
 #include "host/host.h"
 
 #include <lauxlib.h>
@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { DONE = 0, FAILED = 1, USAGE = 2 };
 
 static const char help[] =
     "usage: bslua [options] [script [args]]\n"
@@ -45,13 +43,13 @@ typedef struct options {
 static int usage(const char *word, const char *problem)
 {
     fprintf(stderr, "bslua: %s%s%s\ntry 'bslua --help'\n", word, *word ? ": " : "", problem);
-    return USAGE;
+    return BSLUA_EXIT_USAGE;
 }
 
 /* Report what a failed call left on the top, pop it, give the exit status. */
 static int report(lua_State *L)
 {
-    int code = FAILED;
+    int code = BSLUA_EXIT_ERROR;
     const char *text;
     if (lua_istable(L, -1) && lua_getfield(L, -1, "bs_exit") != LUA_TNIL) {
         code = (int)lua_tointeger(L, -1);
@@ -70,7 +68,7 @@ static int run(lua_State *L, int load_status, int n_args)
 {
     if (load_status == LUA_OK)
         load_status = host_call(L, n_args, 0);
-    return load_status == LUA_OK ? DONE : report(L);
+    return load_status == LUA_OK ? BSLUA_EXIT_DONE : report(L);
 }
 
 static int run_string(lua_State *L, const char *text, const char *name)
@@ -88,7 +86,7 @@ static int run_init(lua_State *L)
         text = getenv(name + 1);
     }
     if (!text)
-        return DONE;
+        return BSLUA_EXIT_DONE;
     return text[0] == '@' ? run(L, luaL_loadfile(L, text + 1), 0) : run_string(L, text, name);
 }
 
@@ -110,7 +108,7 @@ static int run_require(lua_State *L, const char *word)
     lua_insert(L, -3);
     lua_settable(L, -3);
     lua_pop(L, 1);
-    return DONE;
+    return BSLUA_EXIT_DONE;
 }
 
 /* The value of -e or -l at argv[i]: glued to it or the next word (then *used). NULL: missing. */
@@ -156,14 +154,14 @@ static int collect(int argc, char **argv, options *o)
             return usage(w, "unknown option");
     }
     o->script = i;
-    return DONE;
+    return BSLUA_EXIT_DONE;
 }
 
 /* Run the -e and -l options in order. */
 static int run_options(lua_State *L, char **argv, int end)
 {
-    int status = DONE, used;
-    for (int i = 1; status == DONE && i < end; i++) {
+    int status = BSLUA_EXIT_DONE, used;
+    for (int i = 1; status == BSLUA_EXIT_DONE && i < end; i++) {
         if (argv[i][1] != 'e' && argv[i][1] != 'l')
             continue;
         const char *value = value_of(argv, i, &used);
@@ -218,7 +216,7 @@ static int protected_main(lua_State *L)
     int argc = (int)lua_tointeger(L, 1);
     char **argv = lua_touserdata(L, 2);
     const options *o = lua_touserdata(L, 3);
-    int status = DONE;
+    int status = BSLUA_EXIT_DONE;
     luaL_checkversion(L);
     if (o->no_env) { /* package.path and cpath then ignore the environment too */
         lua_pushboolean(L, 1);
@@ -232,13 +230,13 @@ static int protected_main(lua_State *L)
         lua_warning(L, "@on", 0);
     if (!o->no_env)
         status = run_init(L);
-    if (status == DONE)
+    if (status == BSLUA_EXIT_DONE)
         status = run_options(L, argv, o->script);
-    if (status == DONE && o->doctor)
+    if (status == BSLUA_EXIT_DONE && o->doctor)
         status = run_doctor(L, argc, argv, o->script);
-    else if (status == DONE && o->script < argc)
+    else if (status == BSLUA_EXIT_DONE && o->script < argc)
         status = run_script(L, argc, argv, o->script);
-    else if (status == DONE && !o->ran) {
+    else if (status == BSLUA_EXIT_DONE && !o->ran) {
         if (isatty(STDIN_FILENO))
             status = usage("", "no script given, and no REPL in this build");
         else
@@ -262,14 +260,14 @@ int main(int argc, char **argv)
     options o = {0};
     give_back_memory();
     int status = collect(argc, argv, &o);
-    if (status != DONE)
+    if (status != BSLUA_EXIT_DONE)
         return status;
     if (o.help || o.long_version) {
         if (o.help)
             fputs(help, stdout);
         else
             printf("bslua %s (%s)\n%s", bs_version(), LUA_RELEASE, bs_build_info());
-        return fflush(stdout) == 0 ? DONE : FAILED;
+        return fflush(stdout) == 0 ? BSLUA_EXIT_DONE : BSLUA_EXIT_ERROR;
     }
     if (o.version)
         printf("bslua %s  %s\n", bs_version(), LUA_COPYRIGHT);
@@ -278,7 +276,7 @@ int main(int argc, char **argv)
     lua_State *L = luaL_newstate();
     if (!L) {
         fputs("bslua: not enough memory\n", stderr);
-        return FAILED;
+        return BSLUA_EXIT_ERROR;
     }
     lua_pushcfunction(L, protected_main);
     lua_pushinteger(L, argc);

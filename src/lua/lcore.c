@@ -101,6 +101,15 @@ static const luaL_Reg functions[] = {{"build", l_build},
 static void open_core(lua_State *L)
 {
     luaL_setfuncs(L, functions, 0);
+    lua_createtable(L, 0, 7);
+    bsl_setint(L, "done", BSLUA_EXIT_DONE);
+    bsl_setint(L, "error", BSLUA_EXIT_ERROR);
+    bsl_setint(L, "usage", BSLUA_EXIT_USAGE);
+    bsl_setint(L, "plan", BSLUA_EXIT_PLAN);
+    bsl_setint(L, "data", BSLUA_EXIT_DATA);
+    bsl_setint(L, "nonfinite", BSLUA_EXIT_NONFINITE);
+    bsl_setint(L, "selftest", BSLUA_EXIT_SELFTEST);
+    lua_setfield(L, -2, "exit");
     lua_pushstring(L, bs_version());
     lua_setfield(L, -2, "version");
     bsl_openlog(L);

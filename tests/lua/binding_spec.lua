@@ -26,6 +26,10 @@ describe("plain functions", function()
     assert.is_nil(bs.code {})
   end)
 
+  it("name the exit statuses of programs", function()
+    assert.same({ done = 0, error = 1, usage = 2, plan = 3, data = 4, nonfinite = 5, selftest = 6 }, bs.exit)
+  end)
+
   it("count memory, time and reads", function()
     assert.is_true(#bs.tags() > 3)
     for _, tag in ipairs(bs.tags()) do assert.is_true(bs.host_peak(tag) >= bs.host_bytes(tag)) end
