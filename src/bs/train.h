@@ -26,7 +26,7 @@ BS_API BS_NODISCARD bs_status bs_params_add_base(bs_params *p, const char *name,
 /* Makes a base parameter updatable: home is its f32 bytes in a gpu home. Before seal, because of the
    moments; a home that is not known by then has mem NULL and is named by a second call after seal. */
 BS_API BS_NODISCARD bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home);
-/* Fixed device bytes that these parameters take (the plan asks before it opens an engine). */
+/* Fixed device bytes that these parameters take; also before seal, which takes them. */
 BS_API uint64_t bs_params_device_bytes(const bs_params *p);
 /* Allocates the regions; nothing can be added after it. */
 BS_API BS_NODISCARD bs_status bs_params_seal(bs_params *p);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** cache.c: keys and values of earlier tokens, and the attention that reads them. A layer's keys and values
-** are two regions of the pool, [rows, capacity, channels] each; which row and position a token has is told
-** by the micro-batch (row_id, start). Content is defined for positions that were put: the owner hands in
+** are two regions of the pool, [rows, capacity, channels] each; the micro-batch says which row and position a
+** token has (row_id, start). Content is defined for positions that were put: the owner hands in
 ** the tokens of a row in order. Owner thread only; all in order on the compute queue.
 */
 #include "tensor/op.h"

@@ -26,7 +26,7 @@ struct bsi_memo { /* one cache line; len 0: empty */
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-uint32_t bsi_byte_symbol(unsigned char byte)
+static uint32_t byte_symbol(unsigned char byte)
 {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174)
         return byte;
@@ -39,7 +39,7 @@ int bsi_symbol_byte(uint32_t c)
         uint32_t k = c - 256;
         return (int)(k <= 32 ? k : k < 67 ? k + 94 : 173);
     }
-    return c < 256 && bsi_byte_symbol((unsigned char)c) == c ? (int)c : -1;
+    return c < 256 && byte_symbol((unsigned char)c) == c ? (int)c : -1;
 }
 
 static size_t pair_slot(const bsi_bpe *b, uint32_t left, uint32_t right)
@@ -164,7 +164,7 @@ bs_status bsi_bpe_finish(bsi_bpe *b, const bsi_vocab *v)
 {
     for (unsigned c = 0; c < 256; c++) {
         char name[8];
-        int n = b->bytes ? (int)bsi_utf8_put(bsi_byte_symbol((unsigned char)c), name)
+        int n = b->bytes ? (int)bsi_utf8_put(byte_symbol((unsigned char)c), name)
                          : snprintf(name, sizeof name, "<0x%02X>", c);
         b->byte_id[c] = bsi_vocab_id(v, name, (size_t)n);
         if (b->bytes && b->byte_fallback && b->byte_id[c] == BSI_NO_ID)
@@ -383,8 +383,7 @@ static bs_status whole_word(const bs_tok *t, bsi_bpe_work *w, const char *s, siz
         w->mapped.n = 0;
         BSI_TRY(bsi_buf_reserve(&w->mapped, 2 * n));
         for (size_t i = 0; i < n; i++)
-            w->mapped.n +=
-                bsi_utf8_put(bsi_byte_symbol((unsigned char)s[i]), w->mapped.p + w->mapped.n);
+            w->mapped.n += bsi_utf8_put(byte_symbol((unsigned char)s[i]), w->mapped.p + w->mapped.n);
         s = w->mapped.p;
         n = w->mapped.n;
     }

@@ -51,16 +51,16 @@ typedef bs_status (*gap_fn)(bs_tok_work *w, bsi_view v, bool literal);
 /* Ids of the added tokens in v, and what lies between them to `gap`. */
 static bs_status cut_added(bs_tok_work *w, const bsi_finder *f, bsi_view v, bool literal, gap_fn gap)
 {
-    size_t at = 0, taken = 0;
+    size_t at = 0, covered = 0;
     for (;;) {
-        bsi_found found = bsi_finder_next(f, v.p, v.n, at, taken, literal);
+        bsi_found found = bsi_finder_next(f, v.p, v.n, at, covered, literal);
         size_t end = found.token ? found.first : v.n;
-        if (taken < end)
-            BSI_TRY(gap(w, slice(&v, taken, end), literal));
+        if (covered < end)
+            BSI_TRY(gap(w, slice(&v, covered, end), literal));
         if (!found.token)
             return BS_OK;
         BSI_TRY(bsi_work_put(w, found.token->id, &v, found.first, found.end));
-        taken = found.end;
+        covered = found.end;
         at = found.next;
     }
 }

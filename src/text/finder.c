@@ -64,7 +64,7 @@ static bool stands_alone(const char *s, size_t n, size_t first, size_t end)
            (end == n || !bsi_is_word(bsi_utf8_get(s + end, &len)));
 }
 
-bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
+bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t covered,
                           bool literal)
 {
     unsigned len;
@@ -80,14 +80,14 @@ bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t a
             i = found.next - 1; /* plain text, and no shorter token is looked for in it */
             continue;
         }
-        while (token->lstrip && found.first > taken) {
+        while (token->lstrip && found.first > covered) {
             size_t before = char_before(s, found.first);
-            if (before < taken || !bsi_is_space(bsi_utf8_get(s + before, &len)))
+            if (before < covered || !bsi_is_space(bsi_utf8_get(s + before, &len)))
                 break;
             found.first = before;
         }
-        if (token->lstrip && found.first < taken)
-            found.first = taken; /* white space that the token before has swallowed */
+        if (token->lstrip && found.first < covered)
+            found.first = covered; /* white space that the token before has swallowed */
         while (token->rstrip && found.end < n && bsi_is_space(bsi_utf8_get(s + found.end, &len)))
             found.end += len;
         if (found.first < found.end)

@@ -52,7 +52,7 @@ bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected)
                     expected, c > 32 && c < 127 ? (char[]){'\'', (char)c, '\'', ' ', 0} : "", c);
 }
 
-void bsi_tokjson_space(bsi_tokjson *j)
+static void skip_space(bsi_tokjson *j)
 {
     while (j->p < j->end && (*j->p == ' ' || *j->p == '\n' || *j->p == '\r' || *j->p == '\t'))
         j->p++;
@@ -60,7 +60,7 @@ void bsi_tokjson_space(bsi_tokjson *j)
 
 bool bsi_tokjson_take(bsi_tokjson *j, char c)
 {
-    bsi_tokjson_space(j);
+    skip_space(j);
     if (j->p >= j->end || *j->p != c)
         return false;
     j->p++;
@@ -129,7 +129,7 @@ bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out)
 bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out)
 {
     uint64_t v = 0;
-    bsi_tokjson_space(j);
+    skip_space(j);
     const char *from = j->p;
     while (j->p < j->end && *j->p >= '0' && *j->p <= '9' && v <= max)
         v = v * 10 + (uint64_t)(*j->p++ - '0');
@@ -155,7 +155,7 @@ static bool skip_string(bsi_tokjson *j)
 static bs_status skip(bsi_tokjson *j)
 {
     size_t depth = 0;
-    bsi_tokjson_space(j);
+    skip_space(j);
     const char *from = j->p;
     while (j->p < j->end && (depth || strchr("\"[{", *j->p))) {
         char c = *j->p;
@@ -185,12 +185,12 @@ static bs_status member(bsi_tokjson *j, bsi_buf *key, bool *first, bool *more)
     BSI_TRY(bsi_tokjson_string(j, key));
     if (!bsi_tokjson_take(j, ':'))
         return bsi_tokjson_fail(j, "':'");
-    bsi_tokjson_space(j);
+    skip_space(j);
     *more = true;
     return BS_OK;
 }
 
-static bool is(const bsi_buf *key, const char *name)
+static bool key_is(const bsi_buf *key, const char *name)
 {
     return key->n == strlen(name) && !memcmp(key->p, name, key->n);
 }
@@ -205,7 +205,7 @@ static bs_status find_bulk(bsi_tokjson *j, bsi_buf *key, bsi_tokjson *vocab, bsi
         BSI_TRY(member(j, key, &first, &more));
         if (!more)
             return BS_OK;
-        bsi_tokjson *bulk = is(key, "vocab") ? vocab : is(key, "merges") ? merges : NULL;
+        bsi_tokjson *bulk = key_is(key, "vocab") ? vocab : key_is(key, "merges") ? merges : NULL;
         const char *from = j->p;
         BSI_TRY(skip(j));
         if (bulk && (*from == '{' || *from == '[')) {
@@ -226,7 +226,7 @@ static bs_status find_model(const char *text, size_t n, bsi_tokjson *vocab, bsi_
     while (st == BS_OK && more) {
         st = member(&j, &key, &first, &more);
         if (st == BS_OK && more) {
-            if (is(&key, "model") && j.p < j.end && *j.p == '{')
+            if (key_is(&key, "model") && j.p < j.end && *j.p == '{')
                 st = find_bulk(&j, &key, vocab, merges);
             else
                 st = skip(&j);

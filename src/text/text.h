@@ -51,7 +51,6 @@ bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_
 bs_status bsi_tokjson_open(const char *text, size_t n, bs_json *tree, bsi_tokjson *vocab,
                            bsi_tokjson *merges);
 bs_status bsi_tokjson_parse(const char *text, size_t n, bs_json *tree);
-void bsi_tokjson_space(bsi_tokjson *j);
 bool bsi_tokjson_take(bsi_tokjson *j, char c); /* after white space; false: another character */
 bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out); /* appended */
 bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out);
@@ -266,8 +265,7 @@ void bsi_bpe_free(bsi_bpe *b);
 /* Encodes bytes [r.first, r.end) of the view into w's ids. */
 bs_status bsi_bpe_word(const bs_tok *t, bs_tok_work *w, const bsi_view *v, bsi_range r);
 void bsi_bpe_work_free(bsi_bpe_work *w);
-/* Byte-level symbols: code point of a byte, byte of a code point (-1: none). */
-uint32_t bsi_byte_symbol(unsigned char byte);
+/* The byte that a code point stands for among byte-level symbols; -1: none. */
 int bsi_symbol_byte(uint32_t c);
 
 /* ---- added tokens (finder.c, added.c) --------------------------------------------------------- */
@@ -290,8 +288,9 @@ typedef struct bsi_found {
 } bsi_found;
 
 bs_status bsi_added_read(bs_tok *t, const cJSON *list);
-/* The next token of s at or after `at`; `taken`: end of what was given out before. */
-bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t taken,
+/* The next token of s at or after `at`; `covered`: where the token before ends, with the white
+   space that it swallowed. */
+bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t covered,
                           bool literal);
 /* Sorts what was added; BS_FORMAT when a text is there twice. Before the first search. */
 bs_status bsi_finder_finish(bsi_finder *f);

@@ -124,7 +124,7 @@ static bs_status check_home(const bsi_param *q, const bs_place *home)
         return bsi_fail(BS_DTYPE,
                         "parameter '%s' is stored as %s; only f32 weights can be updated in place",
                         q->name, bs_dtype_name(home->dtype));
-    /* A vector may be told as one row. */
+    /* A vector may be given as one row. */
     if (home->rows * home->channels != q->rows * q->cols || (home->rows > 1 && home->rows != q->rows))
         return bsi_fail(BS_SHAPE, "parameter '%s' is [%lld, %lld], its home [%lld, %lld]", q->name,
                         (long long)q->rows, (long long)q->cols, (long long)home->rows,

@@ -132,6 +132,8 @@ static void test_refused(void **state)
     ok(bs_params_add_base(p, "same", 1, 1, &a));
     fails(bs_params_seal(p), BS_ARG, "'same' was added twice");
     bs_params_close(p);
+
+    fails(bs_params_open(NULL, &p), BS_ARG, "an engine is required");
     rig_close(&r);
 }
 
@@ -140,8 +142,9 @@ static void test_bytes(void **state)
 {
     (void)state;
     const char *spec[] = {"cpu", "meta"};
-    for (int pass = 0; pass < 2; pass++) {
-        rig r = rig_open(spec[pass]);
+    const uint64_t planned = (512 + (512 + 768) + 2 * (512 + 256)) + 256;
+    for (size_t i = 0; i < BSI_COUNT(spec); i++) {
+        rig r = rig_open(spec[i]);
         bs_params *p;
         int id, base;
         float v[6] = {0};
@@ -153,8 +156,7 @@ static void test_bytes(void **state)
         ok(bs_params_add(p, "b", 64, 1, &id));
         ok(bs_params_add_base(p, "frozen", 65, 1, &id));
         ok(bs_params_update_base(p, base, &home));
-        uint64_t planned = bs_params_device_bytes(p);
-        assert_int_equal(planned, (512 + (512 + 768) + 2 * (512 + 256)) + 256);
+        assert_int_equal(bs_params_device_bytes(p), planned);
         size_t before = fixed(&r);
         ok(bs_params_seal(p));
         assert_int_equal(fixed(&r) - before, planned);
