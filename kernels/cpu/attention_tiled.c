@@ -52,8 +52,10 @@ static void visible(const bsk_attention_dims *d, int64_t i, int64_t kb, int64_t 
     *to = BSI_MAX(BSI_MIN(ke, i + 1), *from);
 }
 
-/* Scores to e^(score - m) over one block of keys; m, sum: running values per query; shrink: the factor
-   that the sums so far take. */
+/* Scores to e^(score - m) over one block of keys; what a query does not see becomes 0, since the product with the
+   values runs over the whole rectangle. A query without a sink that has seen no key yet has m = -inf; its shrink
+   is 0, where e^(m - max) would be NaN if it sees no key of this block either. m, sum: running values per query;
+   shrink: the factor that the sums so far take. */
 BSK_WIDE static void softmax_block(const bsk_attention_dims *d, float *s, int64_t ld, int64_t q0,
                                    int64_t qn, int64_t kb, int64_t ke, float *m, double *sum,
                                    float *shrink)
@@ -111,6 +113,7 @@ static void forward_unit(const bsk_attention_dims *d, float *s, const struct que
         bsk_gemm_one(false, false, qn, D, n, 1.0f, s, n, u->v + kb * ldk, ldk, kb > first ? 1.0f : 0.0f,
                      u->o, ldq);
     }
+    /* o holds sum_j e^(s_j - m) v_j: one division at the end. The sink has no value and only joins the sum. */
     for (int64_t r = 0; r < qn; r++) {
         sum[r] += exp((double)sink - (double)m[r]);
         factor[r] = (float)(1.0 / sum[r]);
@@ -213,7 +216,10 @@ void bsk_cache_put_f32(bsk_par *par, const float *x, const int32_t *row, const i
     bsk_chunks(par, T, C, put_body, &p);
 }
 
-/* From scores s and dp = dO v^T: s becomes P, dp becomes dS / scale (zero where a key is not seen). */
+/* From scores s and dp = dO v^T: s becomes P, dp becomes dS / scale (zero where a key is not seen).
+   P is e^(s - lse), so that nothing of the forward pass but lse is kept. dS is P (dP - delta), where delta = dO . o
+   is the sum over the keys of P dP, one number a query (Dao et al. 2022, appendix B). With a softcap s is the score
+   before it, and dS takes its slope 1 - tanh^2. */
 BSK_WIDE static void grad_block(const bsk_attention_dims *d, float *s, float *dp, int64_t q0,
                                 int64_t qn, int64_t kb, int64_t ke, const float *lse,
                                 const float *delta)
@@ -259,6 +265,7 @@ static void backward_tile(const struct attention *a, float *s, float *dp, int64_
     bsk_gemm_one(false, true, qn, n, D, d->scale, a->q + qat, ldq, a->k + kat, ldk, 0.0f, s, n);
     bsk_gemm_one(false, true, qn, n, D, 1.0f, a->grad_o + qat, ldq, a->v + kat, ldk, 0.0f, dp, n);
     grad_block(d, s, dp, q0, qn, kb, ke, lse, delta);
+    /* dv += P^T dO, dk += dS^T q, dq += dS k; the scale that dS lacks is the factor of the products. */
     bsk_gemm_one(true, false, n, D, qn, 1.0f, s, n, a->grad_o + qat, ldq, 1.0f, a->dv + kat, ldk);
     bsk_gemm_one(true, false, n, D, qn, d->scale, dp, n, a->q + qat, ldq, 1.0f, a->dk + kat, ldk);
     bsk_gemm_one(false, false, qn, D, n, d->scale, dp, n, a->k + kat, ldk, 1.0f, a->dq + qat, ldq);
@@ -284,6 +291,7 @@ static void backward_unit(const struct attention *a, float *s, int64_t start, in
         /* The last query that sees key ke-1 is ke-1 + window-1. */
         int64_t last = d->window > 0 ? BSI_MIN(end, ke + d->window - 1) : end;
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
+            /* Causal: the first query that sees a key of this block is the block's first token. */
             for (int64_t q0 = kb; q0 < last; q0 += QUERIES) {
                 int64_t qn = BSI_MIN(QUERIES, last - q0);
                 int64_t k0 = d->window > 0 ? BSI_MAX(kb, q0 - d->window + 1) : kb;

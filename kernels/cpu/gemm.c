@@ -41,7 +41,9 @@ static void pack(float (*block)[BLOCK], const float *x, int64_t ld, bool t, int 
 
 typedef float lanes __attribute__((vector_size(32), may_alias));
 
-/* acc[i][j] += sum over k < kn of a[i][k] * b[k][j], k in order; in steps of 4 rows and 16 columns. */
+/* acc[i][j] += sum over k < kn of a[i][k] * b[k][j], k in order; in steps of 4 rows and 16 columns. A sum stays in
+   one lane of a register over all k, so the vector width changes no bits. 4 x 2 sums, one of a and two of b fit
+   into the sixteen registers of a machine without AVX-512. */
 BSK_WIDE static void multiply(float (*acc)[BLOCK], float (*a)[BLOCK], float (*b)[BLOCK], int m, int n,
                               int kn)
 {
@@ -155,7 +157,8 @@ void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha
               (int)lda, B, (int)ldb, beta, C, (int)ldc);
 }
 
-/* n cut into the fewest tiles of at most `most`, all about equal, in whole units of 16. */
+/* n cut into the fewest tiles of at most `most`, all about equal, in whole units of 16. Equal, because the last
+   tile is waited for; 16, because a BLAS kernel works on whole vectors. */
 static int64_t tile_size(int64_t n, int64_t most)
 {
     int64_t tiles = (n + most - 1) / most;
@@ -167,8 +170,9 @@ static int64_t tiles_of(const struct gemm *g)
     return ((g->M + g->tile_m - 1) / g->tile_m) * ((g->N + g->tile_n - 1) / g->tile_n);
 }
 
-/* Tiles of up to 256 x 256, or wide ones for few rows, since a tile packs its part of A and of B; smaller
-   ones, down to 64, where they would otherwise be too few for the threads. */
+/* A function of M, N, K alone: how OpenBLAS rounds depends on the shape of a call, so a grid that followed the
+   number of threads would change bits. Tiles of up to 256 x 256, or wide ones for few rows, since a tile packs its
+   part of A and of B; smaller ones, down to 64, where they would otherwise be too few for the threads. */
 static void cut(struct gemm *g)
 {
     int64_t m = 256, n = g->M <= 16 ? 512 : 256, least = g->M <= 16 ? 256 : 64;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** main.c: the program bslua: the command line of lua with libbs inside. Exit status: bslua_exit; n when the
-** script raised {bs_exit = n, message = text} or called os.exit(n); after an interruption the signal is raised again once everything is closed, so that the shell sees it.
+** script raised {bs_exit = n, message = text} or called os.exit(n); after an interruption the signal is
+** raised again once everything is closed, so that the shell sees it.
 */
 #include "bs.h"
 #include "bslua.h"

@@ -24,15 +24,20 @@ static bsl_box *open_scope(const bsl_box *engine)
     return engine ? engine->open : NULL;
 }
 
-/* Scopes set aside do not know which boxes they used: they end with the first that may be one of them. */
+/* Scopes set aside do not know which boxes they used: they end with the first that may be one of them. Too early
+   for some is safe; too late for one is a tape that names freed memory. */
 static void close_kept(bsl_box *engine)
 {
     while (engine->kept)
         bsl_close(engine->kept->user);
 }
 
+/* The order is what libbs asks of any C program: what was made on an object ends before it, and what a tape names
+   ends after the scope. Closing twice is nothing: h is NULL, and no edge is left. Nothing here calls Lua, so a
+   finalizer that runs while another box closes finds every list whole. */
 void bsl_close(bsl_box *b)
 {
+    /* Used in a scope: its engine's open scope ends first if that is the one, and every one that was set aside. */
     if (b->scope && b->type != &bsl_scope_type) {
         bsl_box *engine = b->edge[0].link ? b->edge[0].owner : NULL;
         bsl_box *scope = open_scope(engine);
@@ -42,14 +47,14 @@ void bsl_close(bsl_box *b)
             close_kept(engine);
     }
     close_kept(b);
-    while (b->users)
+    while (b->users) /* newest first; each unlinks itself */
         bsl_close(b->users->user);
     if (b->type == &bsl_scope_type && b->edge[0].link && b->edge[0].owner->open == b)
         b->edge[0].owner->open = NULL;
     for (int i = 0; i < b->type->owners; i++)
         unlink_edge(&b->edge[i]);
     void *h = b->h;
-    b->h = NULL;
+    b->h = NULL; /* before the call: whatever it leads to sees a closed box */
     if (h)
         b->type->close(h);
 }
@@ -144,7 +149,9 @@ void *bsl_opt(lua_State *L, int arg, const bsl_type *type)
     return lua_isnoneornil(L, arg) ? NULL : bsl_check(L, arg, type);
 }
 
-/* User values of an engine: the set of boxes that its scope used; a weak list of that scope's box. */
+/* User values of an engine: the set of boxes that its scope used, which keeps them from being collected while the
+   tape names them; a weak list of that scope's box, weak because a scope that the script drops shall be collected,
+   and so closed. */
 enum { USED = 2, SCOPE = 3 };
 /* User value of a scope: its label. */
 enum { LABEL = 3 };
@@ -168,6 +175,9 @@ void bsl_scope(lua_State *L, int arg, const char *label)
     lua_setiuservalue(L, arg, SCOPE);
 }
 
+/* A tensor borrows from the box of its scope, so that it is closed, and its reference given back, with the scope.
+   The scope is found through what the caller has at hand: another tensor of it, the engine, or a box made on the
+   engine, whose first user value is the engine's. */
 bsl_box *bsl_newtensor(lua_State *L, int from)
 {
     const bsl_box *b = lua_touserdata(L, from);
@@ -206,7 +216,7 @@ void bsl_use(lua_State *L, int arg)
     bsl_box *b = lua_touserdata(L, arg);
     const bsl_box *scope = open_scope(b->edge[0].owner);
     if (!scope || b->scope == scope->scope)
-        return;
+        return; /* the serial says that it is in the set already: most uses cost no table */
     lua_getiuservalue(L, arg, 1);
     lua_getiuservalue(L, -1, USED);
     lua_pushvalue(L, arg);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** json_encode.c: a Lua value as JSON text. Done here so that numbers keep all their digits. The text grows in a userdata
-** on the stack: an error of any kind leaves it to the collector.
+** json_encode.c: a Lua value as JSON text. Done here so that numbers keep all their digits. The text grows
+** in a userdata on the stack: an error of any kind leaves it to the collector.
 */
 #include "lua/json_encode.h"
 

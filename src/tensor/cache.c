@@ -86,6 +86,8 @@ static bs_status check(const bs_cache *c, int i, const bs_attention_cfg *a, cons
     return BS_OK;
 }
 
+/* x's rows go to (row_id, pos) of each token. The whole region is declared as updated: which rows a launch touches is
+   on the device, so a later launch is ordered behind all of it. */
 static bs_status put(bsi_space *s, const bs_cache *c, const bsi_micro *m, int64_t C, bs_tensor *x,
                      bsi_addr to)
 {
@@ -101,6 +103,8 @@ static bs_status put(bsi_space *s, const bs_cache *c, const bsi_micro *m, int64_
     return bsi_op_launch(s->e, &k);
 }
 
+/* The scratch is sized by the cache's capacity, not by what is in use: one size for every step of a walk. It is given
+   back when the launch is issued: whoever takes those bytes next writes them behind it on the same queue. */
 static bs_status attend(bsi_space *s, const bs_cache *c, const layer *l, const bsi_micro *m,
                         const bs_attention_cfg *a, bs_tensor *q, bsi_addr o)
 {
@@ -145,6 +149,7 @@ bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v, const
     const layer *l = &cache->layer[layer_index];
     BSI_TRY(
         bsi_tensor_new(s, 2, (int64_t[]){m->tokens, (int64_t)a->heads * a->head_dim}, q->capacity, &y));
+    /* Keys and values first: a token attends to itself. */
     bs_status st = put(s, cache, m, l->channels, k, l->k);
     if (st == BS_OK)
         st = put(s, cache, m, l->channels, v, l->v);

@@ -68,6 +68,8 @@ static bs_status sinks_grad(bsi_space *s, const bsi_node *node, const bsi_value 
     return bsi_op_launch(s->e, &c);
 }
 
+/* Takes node->saved: q, k, v, o, lse. The sinks' gradient needs o and lse and nothing of the scores, because lse
+   already contains their share; for the same reason the kernel below does not know of them. */
 static bs_status attention_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t *n = node->n, q = n[0] * n[1] * n[3], kv = n[0] * n[2] * n[3];

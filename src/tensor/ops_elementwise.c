@@ -120,6 +120,7 @@ static bs_status glu_forward(bsi_space *s, const bsi_node *node)
 
 static const bsi_op glu_op = {.name = "glu", .id = 6, .forward = glu_forward, .backward = glu_backward};
 
+/* Both inputs have dy itself as their gradient: no launch and no copy (deposit in tape.c keeps them apart). */
 static bs_status add_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     BSI_TRY(bsi_grad_share(s, node->in[0], dy));
@@ -133,6 +134,8 @@ static bs_status add_forward(bsi_space *s, const bsi_node *node)
 
 static const bsi_op add_op = {.name = "add", .id = 8, .forward = add_forward, .backward = add_backward};
 
+/* The gradient of one factor reads the other, from node->in: which of the two was saved depends on which gradient is
+   wanted, and the one that is read here always was. */
 static bs_status mul_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t N = node->n[0];

@@ -149,6 +149,8 @@ static bs_status run_forward(bsi_space *s, const bs_linear *l, const int64_t *n,
     return st == BS_OK ? base_forward(s, l, n[N_ROWS], x, r, y) : st;
 }
 
+/* A late linear whose B trains has computed t when it was called: backward reads it whether or not y is ever
+   computed. Else t is scratch of this launch. */
 static bs_status forward(bsi_space *s, const bsi_node *node)
 {
     const bs_linear *l = node->ref[0];
@@ -266,6 +268,8 @@ static bs_status input_grad(bsi_space *s, const bs_linear *l, const bsi_node *no
     return bsi_grad_close(s, node->in[0], dx);
 }
 
+/* Order matters for memory, not for the result: u is the only scratch that lives across the calls, and dx is opened
+   last, when the gradients that read x have been issued. */
 static bs_status backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const bs_linear *l = node->ref[0];

@@ -5,6 +5,8 @@
 */
 #include "tensor/op.h"
 
+/* With add, the kernel adds to the gradient that x has already, in one rounding. The weight's gradient goes into
+   its f32 accumulator, so that a frozen weight is an absent operand and no work. */
 static bs_status rmsnorm_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const bs_weight *w = node->ref[0];

@@ -23,11 +23,13 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
         if (t[i]->space != s)
             return bsi_fail(BS_ARG, "keep: tensor %d belongs to another engine", i + 1);
     }
+    /* Settled twice is settled once: when this fails the scope is still open and may be kept or walked. */
     BSI_TRY(bsi_tape_settle(s));
     bs_kept *k = bsi_alloc(BS_TAG_MISC, sizeof *k + (size_t)n * sizeof *k->shape);
     if (!k)
         return BS_NOMEM;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n;
+         i++) /* dims and value; the records stay with the scope, the handles die below */
         k->shape[i] = *t[i];
     k->n = n;
     k->space = s;
@@ -51,6 +53,8 @@ bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
         return bsi_fail(BS_STATE,
                         "scope '%s' cannot be resumed while scope '%s' is open; close that first",
                         k->scope.label->text, s->scope.label->text);
+    /* The lists of values and nodes are k's until nothing can fail: handles are the only records made here, so
+       taking them back leaves k as it was. */
     s->scope = k->scope;
     for (int i = 0; i < k->n; i++) {
         const bs_tensor *m = &k->shape[i];

@@ -55,6 +55,7 @@ void bsi_kept_unlink(bs_kept *k)
     bsi_free(k);
 }
 
+/* The bytes go back while another scope may be open: poison, where it is on, is in queue order. */
 void bs_kept_free(bs_kept *k)
 {
     if (!k)
@@ -64,6 +65,8 @@ void bs_kept_free(bs_kept *k)
     bsi_kept_unlink(k);
 }
 
+/* Called by the engine as it closes, before its queues and its pool end. Handles that callers still hold keep the
+   space. */
 static void free_space(void *state)
 {
     bsi_space *s = state;

@@ -55,7 +55,7 @@ void bsi_value_free(bsi_space *s, bsi_value *v)
 {
     if (!v->owned || v->freed)
         return;
-    v->freed = true;
+    v->freed = true; /* first: whatever fails below, the bytes are not given twice */
     if (!v->at.mem)
         return;               /* late, and never read */
     if (s->poison && s->open) /* a rule that reads it later gets NaN */
@@ -63,6 +63,7 @@ void bsi_value_free(bsi_space *s, bsi_value *v)
     bsi_arena_give(s->e->pool, v->at, v->bytes);
 }
 
+/* Before the walk nothing is freed here: offsets depend on the ops issued, not on what a script dropped. */
 void bsi_value_drop(bsi_space *s, bsi_value *v)
 {
     if (--v->uses == 0 && s->scope.walked && !v->leaf)

@@ -48,6 +48,8 @@ static bs_status expand(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_ad
             w->info.name, bs_dtype_name(w->info.dtype), bytes,
             (unsigned long long)w->info.expand_offset, e->expand_bytes);
     *out = bsi_addr_add(e->expand, w->info.expand_offset);
+    /* The binding's generation changes with every visit, also of the block that was visited last: its slot may
+       hold other bytes by then. */
     if (s->expand_generation != e->binding.generation || s->expand_block != w->block) {
         s->n_expanded = 0; /* the offsets of two blocks overlap */
         s->expand_generation = e->binding.generation;

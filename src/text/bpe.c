@@ -244,6 +244,11 @@ static void make_symbols(const bs_tok *t, bsi_bpe_work *w, const char *s, size_t
 
 /* ---- merging --------------------------------------------------------------------------------- */
 
+/* Byte-pair encoding as it is defined (Sennrich et al. 2016): of all pairs that stand side by side, the one with
+   the lowest rank is merged, the leftmost of equals; again until no pair has a rank. A merge only changes the
+   ranks of the pair on its left and the pair on its right, and both functions rest on that: one looks through all
+   ranks again, which is fast for the few symbols of most words, the other keeps them in a heap. */
+
 static void merge_short(const bsi_bpe *b, bsi_bpe_work *w)
 {
     uint32_t rank[SHORT_WORD];
@@ -254,7 +259,7 @@ static void merge_short(const bsi_bpe *b, bsi_bpe_work *w)
     while (n > 1) {
         size_t at = 0;
         for (size_t i = 1; i + 1 < n; i++)
-            if (rank[i] < rank[at])
+            if (rank[i] < rank[at]) /* not <=: the leftmost */
                 at = i;
         if (rank[at] == BSI_NO_ID)
             break;
@@ -301,7 +306,7 @@ static void push(bsi_bpe_work *w, uint64_t key)
     w->heap[i] = key;
 }
 
-/* The entry of the pair that begins at position i, if it can merge. */
+/* The heap entry of the pair that begins at position i, if it can merge: ordered by rank, then by position. */
 static bool entry(const bsi_bpe *b, const bsi_bpe_work *w, int32_t i, uint64_t *key)
 {
     int32_t next = w->symbol[i].next;
@@ -310,6 +315,10 @@ static bool entry(const bsi_bpe *b, const bsi_bpe_work *w, int32_t i, uint64_t *
     return rank != BSI_NO_ID;
 }
 
+/* n log n for words without a space in them. Symbols stay where they are and are linked, so that positions in the
+   heap stay meaningful; one that has been merged into its left neighbour has length 0. A merge leaves the
+   entries of the pairs that it ends in the heap. An entry counts if the two symbols that stand at its position when
+   it comes up have the ids of its merge, whatever stood there when it was pushed. */
 static bs_status merge_long(const bsi_bpe *b, bsi_bpe_work *w)
 {
     bsi_symbol *s = w->symbol;
@@ -439,6 +448,9 @@ bs_status bsi_bpe_word(const bs_tok *t, bs_tok_work *w, const bsi_view *v, bsi_r
     }
     if (b->bytes || b->ignore_merges) /* a whole word may be a piece that merges do not reach */
         return encode(t, w, v, r.first, r.end);
+    /* Without a pre-tokenizer a word is a whole text. It is cut between two characters that no merge ever brings
+       together: what is on the two sides is encoded alone with the same result, and short words are remembered.
+       Unknown characters stay with their neighbours, because make_symbols joins them. */
     size_t first = r.first, i = r.first;
     unsigned len, last = 0;
     for (uint32_t c, before = 0; i < r.end; i += len, before = c, last = len) {

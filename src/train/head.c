@@ -7,7 +7,11 @@
 **
 **   r = s e^(m - ly), loss = log(1 + r), dX = r/(1 + r) (acc/s - Wy) / count
 **
-** which stays exact where 1 - p(label) would cancel. Rows are cut into chunks that depend on shapes
+** which stays exact where 1 - p(label) would cancel. The running maximum and sum are the online softmax of
+** Milakov and Gimelshein (2018). The loss is -log(e^ly / (s e^m + e^ly)) = log(1 + r). Its gradient is
+** sum_j p_j W_j - Wy = (1 - p(label)) (acc/s - Wy), since the p_j of the others sum to 1 - p(label) =
+** r/(1 + r), in the proportions of acc/s. With a softcap every W_j is multiplied by the cap's slope at l_j, in
+** acc and in Wy. Rows are cut into chunks that depend on shapes
 ** only. Tiles come in vocabulary order; a second visit (tile_grad) may come in any order. Owner thread
 ** only; everything is issued on the compute queue, and only loss and logits wait.
 **
@@ -430,6 +434,7 @@ static bs_status tile_accumulate(bs_head *h, int micro, const head_micro *m, con
                       .n = {t->n, C, t->first, t->V, h->cfg.softcap > 0},
                       .f = {h->cfg.softcap},
                       .label = "head label row"};
+    /* factor = e^(old maximum - new one) of each row: what earlier tiles summed is relative to the old one. */
     BSI_TRY(bsi_engine_launch(h->e, &scale));
     BSI_TRY(bsi_op_launch(h->e, &gemm));
     return bsi_op_launch(h->e, &pick);

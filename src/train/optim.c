@@ -39,7 +39,7 @@ bs_status bs_params_norm(bs_params *p, double *out)
                        .arg = {{p->grad, bytes, BSI_READ}, {p->sum, sizeof sum, BSI_WRITE}},
                        .n = {(int64_t)(bytes / sizeof(float))},
                        .label = "gradient norm"};
-        BSI_TRY(bsi_engine_launch(p->e, &c));
+        BSI_TRY(bsi_engine_launch(p->e, &c)); /* padding between parameters is zero and adds nothing */
         if (p->e->props.executes)
             BSI_TRY(bsi_engine_read(p->e, p->sum, sizeof sum, &sum));
     }
@@ -68,6 +68,7 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
 {
     BSI_TRY(check_trained(p));
     BSI_TRY(check_adamw(cfg));
+    /* Everything that can be refused is refused before the first launch: a step changes all parameters or none. */
     if (!(norm >= 0) || !isfinite(norm))
         return bsi_fail(BS_NONFINITE, "AdamW step %lld: the gradient norm is %g; nothing was changed",
                         (long long)cfg->step, norm);
@@ -75,6 +76,8 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
         if (p->param[i].update && !p->param[i].home.mem)
             return bsi_fail(BS_STATE, "parameter '%s' has not been told its home; nothing was changed",
                             p->param[i].name);
+    /* clip_grad_norm_ of PyTorch, with its 1e-6: a norm below the bound leaves the gradient exactly as it is. The
+       kernel multiplies by scale as it reads, so that the accumulators keep their bits. */
     double scale = cfg->clip > 0 ? fmin(1.0, cfg->clip / (norm + 1e-6)) : 1.0;
     bsi_kcall c = {.op = BSK_ADAMW,
                    .n_args = 5,
@@ -82,7 +85,7 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
                          1.0 - pow(cfg->beta1, (double)cfg->step),
                          1.0 - pow(cfg->beta2, (double)cfg->step), scale},
                    .label = "adamw"};
-    if (p->own) {
+    if (p->own) { /* masters, gradients and moments have one offset (train.h): all own parameters are one launch */
         c.arg[0] = (bsi_arg){p->value, p->own, BSI_READWRITE};
         c.arg[1] = (bsi_arg){p->grad, p->own, BSI_READ};
         c.arg[2] = (bsi_arg){p->m, p->own, BSI_READWRITE};

@@ -260,7 +260,8 @@ static bs_status read_f32(bs_params *p, const bsi_param *q, bsi_addr from, bs_ar
     return BS_OK;
 }
 
-/* Where the value of a parameter is, when it is ours to read or write. */
+/* Where the value of a parameter is, when it is ours to read or write: a master of the set, or a base weight in its gpu
+   home. A base weight that is not updated belongs to its file. */
 static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
 {
     if (q->base && !q->update)
@@ -272,7 +273,7 @@ static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
     return BS_OK;
 }
 
-/* After a master was written. */
+/* After a master was written: ops read the copy, and AdamW rewrites both together. */
 static bs_status refresh_copy(bs_params *p, const bsi_param *q)
 {
     if (q->base || !p->copy.mem)

@@ -30,7 +30,7 @@ typedef struct bsi_param {
 } bsi_param;
 
 struct bs_params {
-    bs_engine *e;        /* NULL: a set that is only measured */
+    bs_engine *e;
     bs_dtype dtype;      /* the engine's */
     bool sealed, frozen; /* frozen: values and copies only */
     int n, cap;
