@@ -1,49 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tape records and keeps, how gradients meet, when bytes are freed, and its errors. */
-#include "tensor_fixture.h"
-
-enum { T = 6, C = 8 };
-
-static void assert_error(bs_status got, bs_status want, const char *part)
-{
-    if (got != want || !strstr(bs_error()->msg, part))
-        fail_msg("status %s, message \"%s\"; expected %s with \"%s\"", bs_status_name(got),
-                 bs_error()->msg, bs_status_name(want), part);
-}
-
-static void start(fixture *f)
-{
-    fix_open(f, "check:cpu", 16);
-    fix_rows(f, 0, 1, (int64_t[]){T}, NULL);
-}
-
-static void release(int n, bs_tensor *const *t)
-{
-    for (int i = 0; i < n; i++)
-        bs_tensor_release(t[i]);
-}
-
-#define release_all(...)                                                                               \
-    do {                                                                                               \
-        bs_tensor *all_[] = {__VA_ARGS__};                                                             \
-        release((int)BSI_COUNT(all_), all_);                                                           \
-    } while (0)
-
-/* d(sum r*y)/dx must be k[i] * r[i] */
-static void assert_grad(bs_tensor *x, const float *r, const float *k, double factor)
-{
-    bs_tensor *g;
-    float got[T * C];
-    ok(bs_tensor_grad(x, &g));
-    assert_non_null(g);
-    fix_values(g, got);
-    for (int i = 0; i < T * C; i++) {
-        double want = factor * (double)r[i] * (k ? (double)k[i] : 1.0);
-        if (!(fabs((double)got[i] - want) <= 1e-6 * (1.0 + fabs(want))))
-            fail_msg("gradient %d is %g, %g expected", i, (double)got[i], want);
-    }
-    bs_tensor_release(g);
-}
+#include "tape_case.h"
 
 /* One tensor, many consumers: add to itself (one dy, twice), scale, and an output of its own. */
 static void test_several_consumers(void **state)
