@@ -86,11 +86,155 @@ static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4],
     }
 }
 
-/* Of a query: what a score needs. In shared memory as three arrays, or in registers. */
+/* ---- a block's part ---- */
+
+/* Rows [row0, end), of the key head kv or the query head h0, and columns [from, to), of the key head kv or the
+   query heads from h0 on. Each head has per_head tiles of columns; the pass takes one a step. k and v point at
+   the head, q and grad_o at the first of all heads. */
+struct part {
+    int row0, end, from, to, h0, kv, per_head, steps;
+    int64_t ld_row, ld_column;
+    const bf16 *k, *v, *q, *grad_o;
+};
+
+template <int D, bool KEYS> static __device__ inline part my_part(const attention_args &a)
+{
+    using S = shape<D>;
+    part w;
+    int group = a.H / a.K;
+    int tile = KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y; /* the longest first */
+    w.row0 = tile * S::ROWS;
+    w.end = min(w.row0 + S::ROWS, a.T);
+    w.kv = KEYS ? blockIdx.x : blockIdx.x / group;
+    w.h0 = KEYS ? w.kv * group : blockIdx.x;
+    int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
+    w.ld_row = KEYS ? ldk : ldq;
+    w.ld_column = KEYS ? ldq : ldk;
+    w.k = (const bf16 *)a.k + (int64_t)w.kv * D;
+    w.v = (const bf16 *)a.v + (int64_t)w.kv * D;
+    w.q = (const bf16 *)a.q;
+    w.grad_o = (const bf16 *)a.grad_o;
+    w.from = KEYS ? w.row0 : a.first[w.row0];
+    w.to = KEYS ? last_query(a, w.end - 1) : w.end;
+    w.per_head = (w.to - w.from + S::COLUMNS - 1) / S::COLUMNS;
+    w.steps = w.per_head * (KEYS ? group : 1);
+    return w;
+}
+
+/* The first column of a step, and its query head. */
+template <int D> static __device__ inline int column_of(const part &w, int step)
+{
+    return w.from + step % w.per_head * shape<D>::COLUMNS;
+}
+
+static __device__ inline int head_of(const part &w, int step)
+{
+    return w.h0 + step / w.per_head;
+}
+
+/* ---- tiles in shared memory ---- */
+
+/* The tiles of rows; the streamed ones, STAGES of the first operand; what a score needs of a streamed query. */
+template <int D> struct tiles {
+    using S = shape<D>;
+    bf16 *row1, *row2, *column2, *column1;
+    float *lse, *delta;
+    int *first;
+
+    __device__ explicit tiles(bf16 *memory)
+    {
+        row1 = memory;
+        row2 = row1 + S::ROWS * S::STRIDE;
+        column2 = row2 + S::ROWS * S::STRIDE;
+        column1 = column2 + S::COLUMNS * S::STRIDE;
+        lse = (float *)(memory + S::TILES);
+        delta = lse + S::STAGES * S::COLUMNS;
+        first = (int *)(delta + S::STAGES * S::COLUMNS);
+    }
+};
+
+template <int D, bool KEYS> static __device__ inline void load_rows(const tiles<D> &t, const part &w)
+{
+    constexpr int ROWS = shape<D>::ROWS;
+    load_tile<ROWS, D>(t.row1, KEYS ? w.k : w.q + (int64_t)w.h0 * D, w.ld_row, w.row0, w.end);
+    load_tile<ROWS, D>(t.row2, KEYS ? w.v : w.grad_o + (int64_t)w.h0 * D, w.ld_row, w.row0, w.end);
+}
+
+template <int D, bool KEYS>
+static __device__ inline void load_first(const tiles<D> &t, const attention_args &a, const part &w,
+                                         int step)
+{
+    constexpr int COLUMNS = shape<D>::COLUMNS, STAGES = shape<D>::STAGES, STRIDE = shape<D>::STRIDE;
+    int h = head_of(w, step), c0 = column_of<D>(w, step), stage = step % STAGES;
+    load_tile<COLUMNS, D>(t.column1 + stage * COLUMNS * STRIDE, KEYS ? w.q + (int64_t)h * D : w.k,
+                          w.ld_column, c0, w.to);
+    if (KEYS)
+        for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
+            int64_t c = c0 + i < w.to ? c0 + i : c0;
+            cp_async(&t.lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
+            cp_async(&t.delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
+            cp_async(&t.first[stage * COLUMNS + i], &a.first[c], 4, true);
+        }
+}
+
+template <int D, bool KEYS>
+static __device__ inline void load_second(const tiles<D> &t, const part &w, int step)
+{
+    load_tile<shape<D>::COLUMNS, D>(t.column2, KEYS ? w.grad_o + (int64_t)head_of(w, step) * D : w.v,
+                                    w.ld_column, column_of<D>(w, step), w.to);
+}
+
+/* ---- scores and their gradient ---- */
+
+/* Of a query: what a score needs. In registers where rows are queries, else in shared memory as three arrays. */
 struct query {
     float lse2, delta; /* lse in powers of two */
     int first;
 };
+
+/* The two queries of a thread's rows. A row past the end sees no key. */
+static __device__ inline void load_queries(query (&mine)[2], const attention_args &a, const part &w,
+                                           int warp_row, int lane)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int i = w.row0 + warp_row + 8 * half + lane / 4;
+        bool there = i < w.end;
+        mine[half].lse2 = there ? LOG2E * a.lse_in[(int64_t)i * a.H + w.h0] : 0.0f;
+        mine[half].delta = there ? a.delta[(int64_t)i * a.H + w.h0] : 0.0f;
+        mine[half].first = there ? a.first[i] : INT32_MAX;
+    }
+}
+
+/* The query of element e of score tile n. */
+template <int D, bool KEYS>
+static __device__ inline query query_of(const tiles<D> &t, const query (&mine)[2], int stage, int lane,
+                                        int n, int e)
+{
+    if (!KEYS)
+        return mine[e / 2];
+    int i = stage * shape<D>::COLUMNS + n * 8 + lane % 4 * 2 + e % 2;
+    return query{LOG2E * t.lse[i], t.delta[i], t.first[i]};
+}
+
+/* Keys that a query does not see, in the columns from c0 on, to -inf. */
+template <int D, bool KEYS, int NT>
+static __device__ inline void hide(float (&s)[NT][4], const tiles<D> &t, const part &w,
+                                   const query (&mine)[2], int stage, int warp_row, int lane, int c0)
+{
+    int end = w.end;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int row = w.row0 + warp_row + 8 * (e / 2) + lane / 4;
+            int column = c0 + n * 8 + lane % 4 * 2 + e % 2;
+            int key = KEYS ? row : column, i = KEYS ? column : row;
+            if (key > i || key < query_of<D, KEYS>(t, mine, stage, lane, n, e).first ||
+                i >= (KEYS ? w.to : end))
+                s[n][e] = -INFINITY;
+        }
+}
 
 /* A score (times power: an exponent of two) to P, and dP to dS without the scale. */
 template <int SCORE>
@@ -106,7 +250,36 @@ static __device__ inline void gradient(const attention_args &a, float power, con
     s = p;
 }
 
+/* Scores to P and dP to dS, tiles of both. */
+template <int D, bool KEYS, int SCORE, int NT>
+static __device__ inline void gradients(float (&s)[NT][4], float (&dp)[NT][4], const tiles<D> &t,
+                                        const attention_args &a, const query (&mine)[2], int stage,
+                                        int lane, float power)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            gradient<SCORE>(a, power, query_of<D, KEYS>(t, mine, stage, lane, n, e), s[n][e], dp[n][e]);
+}
+
 /* ---- the pass ---- */
+
+template <int D, bool KEYS, int SUMS>
+static __device__ inline void store_sums(const tiles<D> &t, const attention_args &a, const part &w,
+                                         int warp_row, const float (&sum1)[D / 8][4],
+                                         const float (&sum2)[D / 8][4])
+{
+    constexpr int STRIDE = shape<D>::STRIDE;
+    bf16 *to1 = KEYS ? (bf16 *)a.dk + (int64_t)w.kv * D : (bf16 *)a.dq + (int64_t)w.h0 * D;
+    /* the warp alone reads its rows of both row tiles, and it is done with them */
+    if (SUMS & SUM_FIRST)
+        store_rows<D>(to1, w.ld_row, w.row0 + warp_row, w.end, t.row1 + warp_row * STRIDE, sum1,
+                      a.scale, a.scale);
+    if (SUMS & SUM_SECOND)
+        store_rows<D>((bf16 *)a.dv + (int64_t)w.kv * D, w.ld_row, w.row0 + warp_row, w.end,
+                      t.row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
+}
 
 template <int D, bool KEYS, int SUMS, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_args a)
@@ -115,114 +288,57 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
     constexpr int ROWS = S::ROWS, COLUMNS = S::COLUMNS, STAGES = S::STAGES, STRIDE = S::STRIDE,
                   NT = COLUMNS / 8;
     extern __shared__ __align__(16) bf16 memory[];
-    bf16 *row1 = memory, *row2 = row1 + ROWS * STRIDE, *column2 = row2 + ROWS * STRIDE;
-    bf16 *column1 = column2 + COLUMNS * STRIDE; /* STAGES tiles */
-    float *s_lse = (float *)(memory + S::TILES), *s_delta = s_lse + STAGES * COLUMNS;
-    int *s_first = (int *)(s_delta + STAGES * COLUMNS);
+    const tiles<D> t(memory);
+    int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+    const part w = my_part<D, KEYS>(a);
+    int row0 = w.row0, end = w.end;
 
-    int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, group = a.H / a.K;
-    int tile = KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y; /* the longest first */
-    int row0 = tile * ROWS, end = min(row0 + ROWS, a.T);
-    int kv = KEYS ? blockIdx.x : blockIdx.x / group, h0 = KEYS ? kv * group : blockIdx.x;
-    int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
-    int64_t ld_row = KEYS ? ldk : ldq, ld_column = KEYS ? ldq : ldk;
-    const bf16 *k = (const bf16 *)a.k + (int64_t)kv * D, *v = (const bf16 *)a.v + (int64_t)kv * D;
-    const bf16 *q = (const bf16 *)a.q, *grad_o = (const bf16 *)a.grad_o;
-    int from = KEYS ? row0 : a.first[row0], to = KEYS ? last_query(a, end - 1) : end;
-    int per_head = (to - from + COLUMNS - 1) / COLUMNS, steps = per_head * (KEYS ? group : 1);
-
-    /* Column tile `step`: its head and first column. */
-    auto head_of = [&](int step) { return h0 + step / per_head; };
-    auto column_of = [&](int step) { return from + step % per_head * COLUMNS; };
-    auto load_first = [&](int step) {
-        int h = head_of(step), c0 = column_of(step), stage = step % STAGES;
-        load_tile<COLUMNS, D>(column1 + stage * COLUMNS * STRIDE, KEYS ? q + (int64_t)h * D : k,
-                              ld_column, c0, to);
-        if (KEYS)
-            for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
-                int64_t c = c0 + i < to ? c0 + i : c0;
-                cp_async(&s_lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
-                cp_async(&s_delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
-                cp_async(&s_first[stage * COLUMNS + i], &a.first[c], 4, true);
-            }
-    };
-    auto load_second = [&](int step) {
-        load_tile<COLUMNS, D>(column2, KEYS ? grad_o + (int64_t)head_of(step) * D : v, ld_column,
-                              column_of(step), to);
-    };
-
-    load_tile<ROWS, D>(row1, KEYS ? k : q + (int64_t)h0 * D, ld_row, row0, end);
-    load_tile<ROWS, D>(row2, KEYS ? v : grad_o + (int64_t)h0 * D, ld_row, row0, end);
-    load_first(0);
+    load_rows<D, KEYS>(t, w);
+    load_first<D, KEYS>(t, a, w, 0);
     cp_commit();
-    load_second(0);
+    load_second<D, KEYS>(t, w, 0);
     cp_commit();
 
     query mine[2] = {};
     if (!KEYS)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int i = row0 + warp_row + 8 * half + lane / 4;
-            bool there = i < end;
-            mine[half].lse2 = there ? LOG2E * a.lse_in[(int64_t)i * a.H + h0] : 0.0f;
-            mine[half].delta = there ? a.delta[(int64_t)i * a.H + h0] : 0.0f;
-            mine[half].first = there ? a.first[i] : INT32_MAX;
-        }
+        load_queries(mine, a, w, warp_row, lane);
     const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f;
     float sum1[D / 8][4] = {}, sum2[D / 8][4] = {};
-    for (int step = 0; step < steps; step++) {
-        int c0 = column_of(step), stage = step % STAGES;
-        int last = KEYS ? min(c0 + COLUMNS, to) - 1 : end - 1, last_first = a.first[last];
-        const bf16 *first_tile = column1 + stage * COLUMNS * STRIDE;
+    for (int step = 0; step < w.steps; step++) {
+        int c0 = column_of<D>(w, step), stage = step % STAGES;
+        int last_first = a.first[KEYS ? min(c0 + COLUMNS, w.to) - 1 : w.end - 1];
+        const bf16 *first_tile = t.column1 + stage * COLUMNS * STRIDE;
         float s[NT][4], dp[NT][4];
         uint32_t operand[COLUMNS / 16][4];
         cp_wait<1>();
         __syncthreads(); /* the first operand is there, and everyone is done with the step before */
-        product<D, COLUMNS>(s, row1 + warp_row * STRIDE, first_tile);
+        product<D, COLUMNS>(s, t.row1 + warp_row * STRIDE, first_tile);
         cp_wait<0>();
         __syncthreads(); /* the second operand is there */
         if (STAGES == 2) {
-            if (step + 1 < steps)
-                load_first(step + 1);
+            if (step + 1 < w.steps)
+                load_first<D, KEYS>(t, a, w, step + 1);
             cp_commit();
         }
-        product<D, COLUMNS>(dp, row2 + warp_row * STRIDE, column2);
-        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= to && row0 + ROWS <= end &&
+        product<D, COLUMNS>(dp, t.row2 + warp_row * STRIDE, t.column2);
+        /* every query of the rows and columns sees every key of them */
+        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= w.to && row0 + ROWS <= end &&
                                 last_first <= row0
                           : c0 + COLUMNS - 1 <= row0 && last_first <= c0 && row0 + ROWS <= end;
-        auto query_of = [&](int n, int e) { /* of element e of score tile n */
-                                            if (!KEYS)
-                                                return mine[e / 2];
-                                            int i = stage * COLUMNS + n * 8 + lane % 4 * 2 + e % 2;
-                                            return query{LOG2E * s_lse[i], s_delta[i], s_first[i]};
-        };
+
         if (SCORE == SCORE_GENERAL)
             general_scores(a, s);
-        if (!whole) {
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int row = row0 + warp_row + 8 * (e / 2) + lane / 4;
-                    int column = c0 + n * 8 + lane % 4 * 2 + e % 2;
-                    int key = KEYS ? row : column, i = KEYS ? column : row;
-                    if (key > i || key < query_of(n, e).first || i >= (KEYS ? to : end))
-                        s[n][e] = -INFINITY;
-                }
-        }
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                gradient<SCORE>(a, power, query_of(n, e), s[n][e], dp[n][e]);
+        if (!whole)
+            hide<D, KEYS>(s, t, w, mine, stage, warp_row, lane, c0);
+        gradients<D, KEYS, SCORE>(s, dp, t, a, mine, stage, lane, power);
         if (SUMS & SUM_SECOND) {
             round_operands<COLUMNS>(operand, s);
-            accumulate<D, COLUMNS>(sum2, operand, column2);
+            accumulate<D, COLUMNS>(sum2, operand, t.column2);
         }
         if (STAGES == 2) {
             __syncthreads(); /* everyone is done with the second operand */
-            if (step + 1 < steps)
-                load_second(step + 1);
+            if (step + 1 < w.steps)
+                load_second<D, KEYS>(t, w, step + 1);
             cp_commit();
         }
         if (SUMS & SUM_FIRST) {
@@ -231,21 +347,15 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
         }
         if (STAGES == 1) {
             __syncthreads();
-            if (step + 1 < steps)
-                load_first(step + 1);
+            if (step + 1 < w.steps)
+                load_first<D, KEYS>(t, a, w, step + 1);
             cp_commit();
-            if (step + 1 < steps)
-                load_second(step + 1);
+            if (step + 1 < w.steps)
+                load_second<D, KEYS>(t, w, step + 1);
             cp_commit();
         }
     }
-    /* the warp alone reads its rows of both row tiles, and it is done with them */
-    if (SUMS & SUM_FIRST)
-        store_rows<D>(KEYS ? (bf16 *)a.dk + (int64_t)kv * D : (bf16 *)a.dq + (int64_t)h0 * D, ld_row,
-                      row0 + warp_row, end, row1 + warp_row * STRIDE, sum1, a.scale, a.scale);
-    if (SUMS & SUM_SECOND)
-        store_rows<D>((bf16 *)a.dv + (int64_t)kv * D, ldk, row0 + warp_row, end,
-                      row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
+    store_sums<D, KEYS, SUMS>(t, a, w, warp_row, sum1, sum2);
 }
 
 template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
