@@ -4,6 +4,9 @@
 **
 ** Names: T rows (tokens) in use, C channels, H query heads, K key/value heads, D head dim, V tile rows,
 ** R rank, N elements. All matrices are row-major and dense unless a leading dimension is given.
+** Operands of several ops: pos [T], the position of each token in its row of the batch; cu [n_rows+1],
+** the tokens where the rows begin in the packed batch, and T; lse [T,H], the natural log of the sum of
+** e^score over the keys (and the sink) of each query and head; label [T], a row of the head's weight.
 ** Accumulation is f32 inside a GEMM and f64 where said. Results do not depend on the number of threads:
 ** work is cut into a fixed grid of tasks. Empty inputs (T = 0) are legal and do nothing.
 **

@@ -5,7 +5,8 @@
 ** first_key(i) <= j <= i, and first_key never decreases. So tiles are cut from the T tokens as a
 ** whole: a tile's keys are those from the first key of its first query to its last query.
 **
-** Scores are kept times log2(e), so that a power of two is all that softmax needs.
+** Scores are kept times log2(e), so that a power of two is all that softmax needs: the hardware has 2^x
+** and no e^x. lse is natural again, since the backward pass of every version and the sinks read it.
 */
 #ifndef BSK_CUDA_ATTENTION_CUH
 #define BSK_CUDA_ATTENTION_CUH
@@ -28,7 +29,9 @@ struct attention_args {
     float scale, cap;
 };
 
-/* The usual case folds a positive scale into the power; the other one goes through general_scores. */
+/* The usual case folds the scale into the power: a running maximum of products is then, times the scale, that
+   of scores, and each score costs one multiply-add and one power. That holds for a positive scale and no cap;
+   everything else goes through general_scores first. */
 enum { SCORE_PLAIN, SCORE_GENERAL };
 
 static inline bool attention_args_of(const bsk_call *c, attention_args *a)
@@ -72,6 +75,7 @@ static inline void attention_backward_args(const bsk_call *c, attention_args *a)
     a->first = (const int32_t *)c->p[10] + (int64_t)a->T * a->H;
 }
 
+/* A search: rows of a batch may be many, and their lengths are known on the device only. */
 static __device__ inline int first_key(const attention_args &a, int i)
 {
     int low = 0, high = a.n_rows; /* cu[low] <= i < cu[high] */
@@ -85,7 +89,8 @@ static __device__ inline int first_key(const attention_args &a, int i)
     return a.window > 0 ? max(a.cu[low], i - a.window + 1) : a.cu[low];
 }
 
-/* The end of the queries that see key j or an earlier one, for first [T]. */
+/* The end of the queries that see key j or an earlier one, for first [T]; it never decreases, so bisection finds
+   it. Tiles of keys end there: later queries cannot see them. */
 static __device__ inline int last_query(const attention_args &a, int j)
 {
     int low = j, high = a.T; /* first[low] <= j, first[high] > j */
@@ -106,6 +111,7 @@ template <class T> static __device__ inline float sink_of(const attention_args &
     return a.sinks ? to_f32(((const T *)a.sinks)[h]) : -INFINITY;
 }
 
+/* 2^x in one instruction, to 22 bits; 0 below 2^-126 and for -inf. */
 static __device__ inline float exp2_fast(float x)
 {
     float y;
@@ -113,6 +119,7 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
+/* tanh |x| = (1 - e^-2|x|) / (1 + e^-2|x|): the exponent is never positive, so nothing overflows. */
 static __device__ inline float tanh_fast(float x)
 {
     float e = exp2_fast(-2.0f * LOG2E * fabsf(x));
@@ -132,7 +139,8 @@ static __device__ inline void general_scores(const attention_args &a, float (&s)
         }
 }
 
-/* Keys that a query does not see, for 16 queries from i0 on and keys from j0 on. */
+/* Scores of keys that a query does not see to -inf, for 16 queries from i0 on and keys from j0 on, in the layout
+   of mma.cuh. A query past the end has first INT32_MAX and sees none. */
 template <int NT>
 static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2], int i0, int j0)
 {

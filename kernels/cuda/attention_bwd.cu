@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** attention_bwd.cu: the gradient of attention on tensor cores, without atomics: one pass over key tiles
-** gives dk and dv, one over query tiles dq. Both compute P = e^(s - lse) and dS = P (dP - delta) again,
-** with dP = dO v^T and delta = rowsum(dO O).
+** attention_bwd.cu: the gradient of attention on tensor cores (Dao et al. 2022, 2023): one pass over key
+** tiles gives dk and dv, one over query tiles dq. Both compute P = e^(s - lse) and dS = P (dP - delta)
+** again, with dP = dO v^T and delta = rowsum(dO O), which equals rowsum(P dP). One pass for all three
+** would take five products a tile in place of seven, but would have to add dq into memory from many
+** blocks: with atomics, whose order differs from run to run.
 **
 ** A pass is the same kernel with the roles changed. Its block owns ROWS rows of a score tile, 16 a
 ** warp: keys (operands k, v) or queries (q, dO). It streams tiles of columns (q, dO or k, v), computes
@@ -13,9 +15,12 @@
 #include "attention.cuh"
 #include "mma.cuh"
 
-/* SUMS of a pass: what it accumulates. */
+/* SUMS of a pass: what it accumulates, dS times the first operand or P times the second. */
 enum { SUM_FIRST = 1, SUM_SECOND = 2 };
 
+/* The first operand is in use from the scores at a step's beginning to the sum at its end, so its successor needs a
+   second tile to come to in the meantime. The second is done with earlier, and one tile serves. With D = 256 memory
+   has no room for that. Memory: tiles, then three arrays of what a streamed query's scores need. */
 template <int D> struct shape {
     enum {
         ROWS = 64,
@@ -29,7 +34,7 @@ template <int D> struct shape {
 
 /* ---- products ---- */
 
-/* s = rows times columns^T, both with D elements a row */
+/* s = rows times columns^T, both with D elements a row: a score tile or dP */
 template <int D, int COLUMNS>
 static __device__ inline void product(float (&s)[COLUMNS / 8][4], const bf16 *rows, const bf16 *columns)
 {
@@ -55,7 +60,7 @@ static __device__ inline void product(float (&s)[COLUMNS / 8][4], const bf16 *ro
     }
 }
 
-/* sum += p columns, p rounded to operands */
+/* sum += p columns, p rounded to operands: dk and dv of the block's keys, or dq of its queries */
 template <int D, int COLUMNS>
 static __device__ inline void accumulate(float (&sum)[D / 8][4], const uint32_t (&p)[COLUMNS / 16][4],
                                          const bf16 *columns)
@@ -73,6 +78,7 @@ static __device__ inline void accumulate(float (&sum)[D / 8][4], const uint32_t 
         }
 }
 
+/* P or dS as left side of a product: registers as in mma.cuh, two score tiles for 16 columns. */
 template <int COLUMNS>
 static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4],
                                              const float (&s)[COLUMNS / 8][4])
@@ -170,7 +176,7 @@ static __device__ inline void load_first(const tiles<D> &t, const attention_args
                           w.ld_column, c0, w.to);
     if (KEYS)
         for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
-            int64_t c = c0 + i < w.to ? c0 + i : c0;
+            int64_t c = c0 + i < w.to ? c0 + i : c0; /* past the end any: hide leaves nothing of it */
             cp_async(&t.lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
             cp_async(&t.delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
             cp_async(&t.first[stage * COLUMNS + i], &a.first[c], 4, true);
@@ -236,7 +242,8 @@ static __device__ inline void hide(float (&s)[NT][4], const tiles<D> &t, const p
         }
 }
 
-/* A score (times power: an exponent of two) to P, and dP to dS without the scale. */
+/* A score (times power: an exponent of two) to P, and dP to dS without the scale, which the sum is multiplied by
+   once. lse makes P exact: no running maximum is needed here, and a hidden key's -inf gives 0. */
 template <int SCORE>
 static __device__ inline void gradient(const attention_args &a, float power, const query &q, float &s,
                                        float &dp)
@@ -244,7 +251,8 @@ static __device__ inline void gradient(const attention_args &a, float power, con
     float p = exp2_fast(s * power - q.lse2);
     dp = p * (dp - q.delta);
     if (SCORE == SCORE_GENERAL && a.cap > 0.0f) {
-        float t = s / (a.cap * LOG2E); /* tanh of the score over the cap */
+        /* s is LOG2E cap tanh(x / cap), whose slope is 1 - tanh^2; of a hidden key, -inf, it is not a number */
+        float t = s / (a.cap * LOG2E);
         dp = p == 0.0f ? 0.0f : dp * (1.0f - t * t);
     }
     s = p;
@@ -281,6 +289,11 @@ static __device__ inline void store_sums(const tiles<D> &t, const attention_args
                       t.row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
 }
 
+/* Of every tile of columns, where the first operand has two tiles (1, 2, 3: barriers):
+
+       1 | scores | 2 | next first starts | dP, P, dS, sum2 | 3 | next second starts | sum1 |
+
+   and where it has one, both start behind a barrier at the end. */
 template <int D, bool KEYS, int SUMS, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_args a)
 {
@@ -293,6 +306,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
     const part w = my_part<D, KEYS>(a);
     int row0 = w.row0, end = w.end;
 
+    /* two groups of copies in every step, the first operand's and then the second's */
     load_rows<D, KEYS>(t, w);
     load_first<D, KEYS>(t, a, w, 0);
     cp_commit();
@@ -311,7 +325,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
         float s[NT][4], dp[NT][4];
         uint32_t operand[COLUMNS / 16][4];
         cp_wait<1>();
-        __syncthreads(); /* the first operand is there, and everyone is done with the step before */
+        /* the first operand is there, and everyone is done with the step before, whose tile of it is filled next */
+        __syncthreads();
         product<D, COLUMNS>(s, t.row1 + warp_row * STRIDE, first_tile);
         cp_wait<0>();
         __syncthreads(); /* the second operand is there */
@@ -336,7 +351,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             accumulate<D, COLUMNS>(sum2, operand, t.column2);
         }
         if (STAGES == 2) {
-            __syncthreads(); /* everyone is done with the second operand */
+            __syncthreads(); /* everyone is done with the second operand, which is overwritten */
             if (step + 1 < w.steps)
                 load_second<D, KEYS>(t, w, step + 1);
             cp_commit();
@@ -346,7 +361,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             accumulate<D, COLUMNS>(sum1, operand, first_tile);
         }
         if (STAGES == 1) {
-            __syncthreads();
+            __syncthreads(); /* everyone is done with both */
             if (step + 1 < w.steps)
                 load_first<D, KEYS>(t, a, w, step + 1);
             cp_commit();
@@ -364,13 +379,13 @@ template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
                                                   : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
-    if (tiles > 65535)
+    if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
     return issue(x, kernel, dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS, S::BYTES,
                  a);
 }
 
-/* Sums of a head dim above 128 fill the registers: dk and dv take a pass each. */
+/* Two sums of a head dim above 128 are more than the registers hold: dk and dv take a pass each. */
 template <int D> static cudaError_t backward(bsk_cuda *x, const attention_args &a)
 {
     cudaError_t e;

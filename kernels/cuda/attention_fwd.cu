@@ -2,13 +2,16 @@
 /*
 ** attention_fwd.cu: attention on tensor cores (Dao et al. 2022, 2023), bf16 operands, f32 sums. A
 ** block of 4 warps owns ROWS queries of one head and walks the keys in tiles of COLUMNS with a running
-** maximum and sum. A warp owns 16 * STACK queries: its scores turn into the operand of the second
-** product in registers. While scores are computed the tile of v is on its way, while values are
-** added up the next tile of k.
+** maximum and sum (Milakov & Gimelshein 2018). A warp owns 16 * STACK queries: its scores turn into the
+** operand of the second product in registers. While scores are computed the tile of v is on its way,
+** while values are added up the next tile of k.
 */
 #include "attention.cuh"
 #include "mma.cuh"
 
+/* STACK: an operand of k or v, once read from shared memory, serves so many products; two are what the registers
+   hold beside the output up to D = 128. With D = 256 the output alone takes 128 registers, and the
+   narrower tile of keys keeps a block's memory where it is with D = 128, at 68 KiB. */
 template <int D> struct shape {
     enum {
         STACK = D <= 128 ? 2 : 1,
@@ -19,7 +22,7 @@ template <int D> struct shape {
     };
 };
 
-/* s = q k^T for the warp's queries */
+/* s = q k^T for the warp's queries. Rows of sk are keys, the columns of B: at_columns. */
 template <int D, int STACK, int COLUMNS>
 static __device__ inline void scores(float (&s)[STACK][COLUMNS / 8][4], const bf16 *sq, const bf16 *sk)
 {
@@ -52,7 +55,7 @@ static __device__ inline void scores(float (&s)[STACK][COLUMNS / 8][4], const bf
     }
 }
 
-/* o += p v, p being scores after softmax */
+/* o += p v, p being scores after softmax, rounded to bf16 here. Rows of sv are those of B: at_rows, transposed. */
 template <int D, int STACK, int COLUMNS>
 static __device__ inline void add_values(float (&o)[STACK][D / 8][4],
                                          const float (&p)[STACK][COLUMNS / 8][4], const bf16 *sv)
@@ -83,7 +86,8 @@ static __device__ inline void add_values(float (&o)[STACK][D / 8][4],
 }
 
 /* The running softmax of one row of a warp: halves `half` of the tiles s[..], o[..]. `power` scales a
-   score to an exponent of two. max, sum: of the row; sum is of this lane's columns only. */
+   score to an exponent of two. max, sum: of the row; sum is of this lane's columns only, since sums
+   of lanes are wanted once at the end, whereas every tile needs the maximum of all four. */
 template <int NT, int OT>
 static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], int half, float power,
                                           float &max, float &sum)
@@ -94,6 +98,7 @@ static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], 
         now = fmaxf(now, fmaxf(s[n][half], s[n][half + 1]));
     now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 1));
     now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 2));
+    /* while a row has seen no key, -inf - -inf would be NaN; from base 0 its powers are 0 */
     float base = now == -INFINITY ? 0.0f : now * power, shrink = exp2_fast(old * power - base);
     max = now;
     sum *= shrink;
@@ -103,6 +108,7 @@ static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], 
         s[n][half + 1] = exp2_fast(s[n][half + 1] * power - base);
         sum += s[n][half] + s[n][half + 1];
     }
+    /* after the first tiles maxima rarely grow: the whole warp then skips a pass over its output */
     if (__any_sync(0xFFFFFFFFu, shrink != 1.0f)) {
 #pragma unroll
         for (int n = 0; n < OT; n++) {
@@ -112,6 +118,12 @@ static __device__ inline void softmax_row(float (&s)[NT][4], float (&o)[OT][4], 
     }
 }
 
+/* A block is a head and a tile of queries. Heads are the grid's fast dimension: those that share k and v run at the
+   same time and find them in the L2 cache. Of every tile of keys, with the barriers 1 and 2 of the loop:
+
+       1 | v starts | scores of k | 2 | next k starts | softmax | o += p v |
+
+   Each copy has about a product's time to land before its barrier. */
 template <int D, int SCORE>
 static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_args a)
 {
@@ -126,6 +138,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
     int end = min(row0 + ROWS, a.T);
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
     const bf16 *k = (const bf16 *)a.k + (int64_t)kv * D, *v = (const bf16 *)a.v + (int64_t)kv * D;
+    /* no query of the block sees a key below k0; every query's keys begin at last_first at the latest */
     int k0 = first_key(a, row0), last_first = first_key(a, end - 1);
 
     load_tile<ROWS, D>(sq, (const bf16 *)a.q + (int64_t)h * D, ldq, row0, end);
@@ -134,6 +147,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
 
     const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f,
                 sink = LOG2E * sink_of<bf16>(a, h);
+    /* [2]: of the rows lane/4 and lane/4+8 of 16 */
     float o[STACK][D / 8][4] = {}, max[STACK][2], sum[STACK][2] = {};
     int first[STACK][2];
 #pragma unroll
@@ -142,17 +156,17 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
         for (int half = 0; half < 2; half++) {
             int i = row0 + warp_row + 16 * m + 8 * half + lane / 4;
             first[m][half] = i < end ? first_key(a, i) : INT32_MAX;
-            max[m][half] = sink / power;
+            max[m][half] = sink / power; /* of products, as all maxima are */
         }
     for (; k0 < end; k0 += COLUMNS) {
         float s[STACK][NT][4];
         cp_wait<0>();
-        __syncthreads(); /* k is there, and everyone is done with v */
+        __syncthreads(); /* k is there, and everyone is done with the v before, which is overwritten next */
         load_tile<COLUMNS, D>(sv, v, ldk, k0, end);
         cp_commit();
         scores<D, STACK, COLUMNS>(s, sq + warp_row * STRIDE, sk);
         cp_wait<0>();
-        __syncthreads(); /* v is there, and everyone is done with k */
+        __syncthreads(); /* v is there, and everyone is done with k, which is overwritten next */
         if (k0 + COLUMNS < end)
             load_tile<COLUMNS, D>(sk, k, ldk, k0 + COLUMNS, end);
         cp_commit();
@@ -175,7 +189,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float total = sum[m][half];
-            total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+            total += __shfl_xor_sync(0xFFFFFFFFu, total, 1); /* the four lanes of a row */
             total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
             total += exp2f(sink - max[m][half] * power);
             inv[half] = 1.0f / total;
@@ -195,7 +209,7 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
                                                   : forward_kernel<D, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
-    if (tiles > 65535)
+    if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
     return issue(x, kernel, dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, a);
 }

@@ -7,6 +7,7 @@
 **
 ** A warpgroup keeps products queued: while it computes P, dP is under way, while it computes dS, the
 ** sum over P is, and the products of the next tile are issued before it waits for the sum over dS.
+** Products end in the order of their issue, so a wait for all but the last says which are done.
 */
 #include "attention.cuh"
 #include "wgmma.cuh"
@@ -18,7 +19,8 @@ enum {
     ALL = 1 /* named barrier of those that compute */
 };
 
-/* Two sums leave registers for a score tile of 64 columns. */
+/* The memory of a block. Two sums leave registers for a score tile of 64 columns, one for 128. Panels come first, as
+   they must start at multiples of SWIZZLE_BYTES. */
 template <int D, bool KEYS> struct tiles {
     enum { COLUMNS = KEYS ? 64 : 128, NT = COLUMNS / 8, STAGES = COLUMNS == 64 ? 3 : 2 };
     bf16 row[2][ROWS * D];
@@ -38,7 +40,7 @@ struct part {
     int row0, end, from, to, h0, heads, kv;
 };
 
-/* Columns start at multiples of `columns`. */
+/* Columns start at multiples of `columns`, so that the fewest tiles lie across the diagonal and need the mask. */
 template <bool KEYS> static __device__ inline part my_part(const attention_args &a, int columns)
 {
     part w;
@@ -70,7 +72,8 @@ static __device__ inline void copy_queries(tiles<D, KEYS> &t, const attention_ar
     }
 }
 
-/* By a warp. */
+/* By a warp: the rows once, then tiles of columns in the order in which the warpgroups take them. First and second
+   operand have barriers of their own, so that scores need not wait for the second. */
 template <int D, bool KEYS>
 static __device__ inline void copy_part(tiles<D, KEYS> &t, const backward_args &f, const part &w)
 {
@@ -86,7 +89,7 @@ static __device__ inline void copy_part(tiles<D, KEYS> &t, const backward_args &
     for (int h = w.h0; h < w.h0 + w.heads; h++)
         for (int c0 = w.from; c0 < w.to; c0 += COLUMNS, at.next()) {
             int column = (KEYS ? h : w.kv) * D, stage = at.stage;
-            barrier_wait(&t.empty[stage], at.phase ^ 1);
+            barrier_wait(&t.empty[stage], at.phase ^ 1); /* every lane waits, as each writes below */
             if (lane == 0) {
                 barrier_expect(&t.first_full[stage], sizeof t.first[0]);
                 copy_tile<COLUMNS, D>(t.first[stage], &f.column[0], &t.first_full[stage], column, c0);
@@ -95,7 +98,7 @@ static __device__ inline void copy_part(tiles<D, KEYS> &t, const backward_args &
             }
             if (KEYS) {
                 copy_queries(t, f.a, h, c0, stage);
-                barrier_arrive(&t.first_full[stage]);
+                barrier_arrive(&t.first_full[stage]); /* every lane, of its own writes */
             }
         }
 }
@@ -122,7 +125,9 @@ static __device__ inline query query_of(const tiles<D, KEYS> &t, const query (&m
     return query{t.lse2[stage][i], t.delta[stage][i], t.first_key[stage][i]};
 }
 
-/* Hides what no query sees of the columns from c0 on; row: of this thread's first element. */
+/* Keys that a query does not see, in the columns from c0 on, to -inf; row: of this thread's first element. Queries
+   past the end are hidden from all: their operands are zeros but their lse is another's, and a P that overflows
+   would make NaN of the zeros. */
 template <int D, bool KEYS, int NT>
 static __device__ inline void hide(float (&s)[NT][4], const tiles<D, KEYS> &t, const attention_args &a,
                                    const part &w, const query (&mine)[2], int stage, int row, int c0)
@@ -148,9 +153,10 @@ static __device__ inline void store_part(tiles<D, KEYS> &t, const attention_args
                                          int warp_row, const float (&sum1)[D / 8][4],
                                          const float (&sum2)[D / 8][4])
 {
-    bf16 *tile = t.row[0] + warp_row * (D + PAD); /* into row[1] too */
+    bf16 *tile = t.row[0] + warp_row * (D + PAD); /* padded, so the last reach into row[1] */
     int64_t ld = (int64_t)(KEYS ? a.K : a.H) * D;
-    named_sync(ALL, GROUPS * WARPGROUP); /* everyone is done with the rows */
+    /* the other warpgroup's products may still read its rows, which lie where this one writes */
+    named_sync(ALL, GROUPS * WARPGROUP);
     store_rows<D>(KEYS ? (bf16 *)a.dk + (int64_t)w.kv * D : (bf16 *)a.dq + (int64_t)w.h0 * D, ld,
                   w.row0 + warp_row, w.end, tile, sum1, a.scale, a.scale);
     if (KEYS)
@@ -174,6 +180,8 @@ static __device__ inline void add_columns(state<D, KEYS> &x, tiles<D, KEYS> &t, 
 {
     constexpr int NT = tiles<D, KEYS>::NT;
     auto of = [&](int n, int e) { return query_of<D, KEYS>(t, x.mine, stage, n, e); };
+    /* The factor of the cap's slope needs the score itself: before the mask, as of -inf it is not a number, and
+       before P takes the score's place. */
     if (SCORE == SCORE_GENERAL) {
         general_scores(a, x.s);
         wgmma_wait<0>(x.dp);
@@ -203,6 +211,7 @@ static __device__ inline void add_columns(state<D, KEYS> &x, tiles<D, KEYS> &t, 
     issue_sum<D>(x.sum1, x.ds, t.first[stage]);
 }
 
+/* Sums begin at 0; a row past the end sees no key. */
 template <int D, bool KEYS>
 static __device__ inline void start(state<D, KEYS> &x, const attention_args &a, const part &w, int row)
 {
@@ -219,6 +228,13 @@ static __device__ inline void start(state<D, KEYS> &x, const attention_args &a, 
         }
 }
 
+/* By a warpgroup: its 64 rows against all columns. What is under way at each point of a step:
+
+       add_columns:          dP              -> sum2 (P), sum1 (dS)
+       next scores issued:   sum2, sum1, S   -> S once both sums are done
+       next dP issued:       S, dP           -> dP
+
+   so the tensor cores have work while the thread computes powers. */
 template <int D, bool KEYS, int SCORE>
 static __device__ inline void compute_part(tiles<D, KEYS> &t, const attention_args &a, const part &w,
                                            int group)
@@ -245,12 +261,13 @@ static __device__ inline void compute_part(tiles<D, KEYS> &t, const attention_ar
         c0 = c0 + COLUMNS < w.to ? c0 + COLUMNS : w.from;
         barrier_wait(&t.first_full[at.stage], at.phase);
         issue_product<D, ROWS>(x.s, row1, t.first[at.stage]);
+        /* all but the scores just issued: the operands P and dS may be overwritten, the tiles filled again */
         wgmma_wait<1>(x.sum1);
         touch(x.sum2);
         barrier_arrive(&t.empty[before]); /* every thread: each has read of its queries */
         barrier_wait(&t.second_full[at.stage], at.phase);
         issue_product<D, ROWS>(x.dp, row2, t.second[at.stage]);
-        wgmma_wait<1>(x.s);
+        wgmma_wait<1>(x.s); /* dP stays under way */
     }
     add_columns<D, KEYS, SCORE>(x, t, a, w, at.stage, c0, power);
     wgmma_wait<0>(x.sum1);
@@ -258,6 +275,7 @@ static __device__ inline void compute_part(tiles<D, KEYS> &t, const attention_ar
     store_part<D, KEYS>(t, a, w, warp_row, x.sum1, x.sum2);
 }
 
+/* Roles as in attention_sm90_fwd.cu; a whole warp copies here, as it also brings what scores need of queries. */
 template <int D, bool KEYS, int SCORE>
 static __global__ void __launch_bounds__(THREADS, 1)
     backward_kernel(const __grid_constant__ backward_args f)
@@ -267,7 +285,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         barrier_init(&t.rows_full, 1);
         for (int i = 0; i < tiles<D, KEYS>::STAGES; i++) {
-            barrier_init(&t.first_full[i], KEYS ? 1 + 32 : 1);
+            barrier_init(&t.first_full[i], KEYS ? 1 + 32 : 1); /* the copy, and lanes of copy_queries */
             barrier_init(&t.second_full[i], 1);
             barrier_init(&t.empty[i], GROUPS * WARPGROUP);
         }
@@ -276,7 +294,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     part w = my_part<KEYS>(f.a, tiles<D, KEYS>::COLUMNS);
     if (threadIdx.x < WARPGROUP) {
-        registers_less<24>();
+        registers_less<24>(); /* 384 * 168 = 128 * 24 + 256 * 240 */
         if (threadIdx.x < 32)
             copy_part<D, KEYS>(t, f, w);
     } else {
@@ -285,6 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* Each operand has a map, with a box of as many rows as its tiles have in this pass. */
 template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
 {
     constexpr int COLUMNS = tiles<D, KEYS>::COLUMNS;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** attention_sm90_fwd.cu: attention on Hopper's tensor cores (Shah et al. 2024), bf16 operands, f32
-** sums. A block stays on a multiprocessor and works through items, an item being ROWS queries of one
-** head; which items are its own follows from its index. One warp copies tiles of q, k and v into rings,
-** two warpgroups of 64 queries each compute. Tiles of keys start at multiples of COLUMNS and are walked
-** downwards, so that the tile on the diagonal comes first.
+** sums, the softmax as in attention_fwd.cu. A block stays on a multiprocessor and works through items,
+** an item being ROWS queries of one head; which items are its own follows from its index. One warp copies
+** tiles of q, k and v into rings, two warpgroups of 64 queries each compute. Tiles of keys start at
+** multiples of COLUMNS and are walked downwards, so that the tile on the diagonal comes first: as ROWS is
+** COLUMNS, it alone holds keys later than a query and is the only one that always needs the mask.
 **
 ** A warpgroup issues the scores of a tile, then the sum over the values of the tile before, and while
 ** those run does the softmax of the scores. With head dim 64, where the softmax takes as long as the
@@ -26,6 +27,8 @@ enum {
 
 typedef ring<STAGES> place;
 
+/* The memory of a block. o has a part of its own, since that of q belongs to the next item when o is stored. Every
+   member before o is a multiple of SWIZZLE_BYTES, as panels must be aligned so. */
 template <int D> struct tiles {
     bf16 q[ROWS * D];
     bf16 k[STAGES][COLUMNS * D];
@@ -44,7 +47,8 @@ struct item {
     int h, row0, end, first, top, count;
 };
 
-/* The n-th item of this block: the longest first, back and forth over the blocks. */
+/* The n-th item of this block. Items are dealt out by length, the longest first, back and forth over the blocks,
+   so that the blocks' sums of lengths are close without a counter that all of them would have to share. */
 static __device__ inline bool take_item(item &w, const attention_args &a, int n)
 {
     int blocks = gridDim.x, at = n * blocks + (n % 2 ? blocks - 1 - blockIdx.x : blockIdx.x);
@@ -62,6 +66,8 @@ static __device__ inline bool take_item(item &w, const attention_args &a, int n)
 
 /* ---- the copies ---- */
 
+/* By one thread: it walks the items and tiles exactly as the warpgroups do, so that both sides of a ring stand at
+   the same tile. k before v of a tile, as the scores are wanted first. */
 template <int D> static __device__ inline void copy_items(tiles<D> &t, const forward_args &f)
 {
     const attention_args &a = f.a;
@@ -69,7 +75,7 @@ template <int D> static __device__ inline void copy_items(tiles<D> &t, const for
     item w;
     for (int n = 0; take_item(w, a, n); n++) {
         int kv = w.h / (a.H / a.K);
-        barrier_wait(&t.q_empty, (n & 1) ^ 1);
+        barrier_wait(&t.q_empty, (n & 1) ^ 1); /* q is a ring of one: its round is the item */
         barrier_expect(&t.q_full, sizeof t.q);
         copy_tile<ROWS, D>(t.q, &f.q, &t.q_full, w.h * D, w.row0);
         for (int i = 0; i < w.count; i++, at.next()) {
@@ -92,7 +98,8 @@ struct rows {
     float max[2], sum[2], shrink[2];
 };
 
-/* Scores to powers relative to the rows' new maxima; shrink: what earlier sums are to be scaled by. */
+/* Scores to powers relative to the rows' new maxima; shrink: what earlier sums are to be scaled by. The sum of
+   values is scaled by the caller, because a product may still be adding to it. */
 static __device__ inline void softmax(float (&s)[NT][4], rows &r, float power)
 {
 #pragma unroll
@@ -103,7 +110,7 @@ static __device__ inline void softmax(float (&s)[NT][4], rows &r, float power)
             now = fmaxf(now, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 1));
         now = fmaxf(now, __shfl_xor_sync(0xFFFFFFFFu, now, 2));
-        float base = now == -INFINITY ? 0.0f : now * power;
+        float base = now == -INFINITY ? 0.0f : now * power; /* -inf - -inf would be NaN */
         r.shrink[half] = exp2_fast(r.max[half] * power - base);
         r.max[half] = now;
 #pragma unroll
@@ -117,6 +124,7 @@ static __device__ inline void softmax(float (&s)[NT][4], rows &r, float power)
     }
 }
 
+/* From products of queries and keys to softmax's weights. */
 template <int SCORE>
 static __device__ inline void weigh(float (&s)[NT][4], rows &r, const attention_args &a, int i0, int j0,
                                     bool whole, float power)
@@ -128,6 +136,7 @@ static __device__ inline void weigh(float (&s)[NT][4], rows &r, const attention_
     softmax(s, r, power);
 }
 
+/* Every query sees itself, so no total is 0 but those of rows past the end, which are not stored. */
 template <int D>
 static __device__ inline void store_item(tiles<D> &t, const attention_args &a, const item &w,
                                          const rows &r, const float (&o)[D / 8][4], int warp_row,
@@ -150,7 +159,9 @@ static __device__ inline void store_item(tiles<D> &t, const attention_args &a, c
                   t.o + warp_row * (D + PAD), o, inv[0], inv[1]);
 }
 
-/* The turn to issue products: a warpgroup waits for its own, then it is the other's. */
+/* The turn to issue products: a warpgroup waits for its own, then it is the other's. A turn is a named barrier at
+   which one warpgroup waits and the other has only arrived; both take and pass equally often, as they have the same
+   tiles. The first warpgroup begins: an arrival of the second stands for the pass that was not. */
 template <int D> struct turns {
     int group;
 
@@ -174,14 +185,16 @@ template <int D> struct turns {
             named_arrive(TURN + (group ^ 1), ALL);
     }
 
-    __device__ void end() /* takes the last turn passed, which nobody uses */
+    /* takes the last turn passed, which nobody uses: a block must not end with a barrier half arrived at */
+    __device__ void end()
     {
         if (group == 0)
             take();
     }
 };
 
-/* o and r of an item, from the place `at` of the rings on; q, row: of this warpgroup, this warp. */
+/* o and r of an item, from the place `at` of the rings on; q, row: of this warpgroup, this warp. The sum over the
+   values of a tile is issued behind the scores of the next, whose softmax then runs in its time. */
 template <int D, int SCORE>
 static __device__ inline void compute_item(float (&o)[D / 8][4], rows &r, tiles<D> &t, place &at,
                                            turns<D> turn, const attention_args &a, const item &w,
@@ -190,7 +203,7 @@ static __device__ inline void compute_item(float (&o)[D / 8][4], rows &r, tiles<
     int last_first = first_key(a, w.end - 1);
     float s[NT][4] = {};
     uint32_t p[NT / 2][4];
-    barrier_wait(&t.k_full[at.stage], at.phase);
+    barrier_wait(&t.k_full[at.stage], at.phase); /* ahead of the turn: who holds it issues at once */
     turn.take();
     issue_product<D, ROWS>(s, q, t.k[at.stage]);
     turn.pass();
@@ -207,10 +220,10 @@ static __device__ inline void compute_item(float (&o)[D / 8][4], rows &r, tiles<
         barrier_wait(&t.v_full[before.stage], before.phase);
         issue_sum<D>(o, p, t.v[before.stage]);
         turn.pass();
-        wgmma_wait<1>(s);
+        wgmma_wait<1>(s); /* the scores, not the sum behind them */
         barrier_release(&t.k_empty[at.stage]);
         weigh<SCORE>(s, r, a, row, j0, j0 >= last_first, power);
-        wgmma_wait<0>(o);
+        wgmma_wait<0>(o); /* o may be scaled, p overwritten and v filled again only after the sum */
         barrier_release(&t.v_empty[before.stage]);
 #pragma unroll
         for (int c = 0; c < D / 8; c++)
@@ -221,13 +234,14 @@ static __device__ inline void compute_item(float (&o)[D / 8][4], rows &r, tiles<
         before = at;
         at.next();
     }
-    barrier_release(&t.q_empty);
+    barrier_release(&t.q_empty); /* the last scores are computed: the next item's q may come */
     barrier_wait(&t.v_full[before.stage], before.phase);
     issue_sum<D>(o, p, t.v[before.stage]);
     wgmma_wait<0>(o);
     barrier_release(&t.v_empty[before.stage]);
 }
 
+/* By a warpgroup: its 64 queries of each item. */
 template <int D, int SCORE>
 static __device__ inline void compute_items(tiles<D> &t, const attention_args &a, int group)
 {
@@ -256,6 +270,8 @@ static __device__ inline void compute_items(tiles<D> &t, const attention_args &a
     turn.end();
 }
 
+/* The first warpgroup copies, by one of its threads, and the others compute. They meet at barriers in shared memory
+   only: after the roles are taken no __syncthreads may follow, as the threads that do neither have ended. */
 template <int D, int SCORE>
 static __global__ void __launch_bounds__(THREADS, 1)
     forward_kernel(const __grid_constant__ forward_args f)
@@ -263,7 +279,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(SWIZZLE_BYTES) unsigned char memory[];
     tiles<D> &t = *reinterpret_cast<tiles<D> *>(memory);
     if (threadIdx.x == 0) {
-        const int readers = GROUPS * WARPGROUP / 32;
+        const int readers = GROUPS * WARPGROUP / 32; /* a warp arrives once */
         barrier_init(&t.q_full, 1);
         barrier_init(&t.q_empty, readers);
         for (int i = 0; i < STAGES; i++) {
@@ -276,6 +292,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
+        /* the kernel has 168 registers a thread: 384 * 168 = 128 * 24 + 256 * 240 */
         registers_less<24>();
         if (threadIdx.x == 0)
             copy_items<D>(t, f);
@@ -305,6 +322,7 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
                                  bytes);
     if (e != cudaSuccess)
         return e;
+    /* a block fills a multiprocessor: as many as there are stay and share out the items */
     unsigned blocks = (unsigned)(items < x->processors ? items : x->processors);
     kernel<<<blocks, THREADS, bytes, x->stream>>>(f);
     return cudaGetLastError();

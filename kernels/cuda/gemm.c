@@ -8,7 +8,8 @@
 ** cuBLAS searches for an algorithm in every call, which takes longer than a small product. For bf16 the
 ** search is made once a shape and remembered; f32, which is for comparisons, and what the search finds
 ** nothing for take the plain way. One handle, one workspace and one stream, and a choice that depends on
-** shapes, types and alignment only: the same shapes give the same bits.
+** shapes, types and alignment only: the same shapes give the same bits. Products of one stream never
+** overlap, so one workspace serves them all.
 */
 #include "kernels.h"
 
@@ -21,6 +22,7 @@ static cublasOperation_t operation(int64_t transposed)
 
 /* ---- remembered products ---- */
 
+/* The largest power of two that divides the address, at most 256, which is all that cuBLAS makes use of. */
 static uint32_t alignment(const void *p)
 {
     uintptr_t bits = (uintptr_t)p | 256;
@@ -66,6 +68,9 @@ static uint32_t alignment_of_sum(const bsk_call *c)
     return to < from ? to : from;
 }
 
+/* The best algorithm by cuBLAS's own heuristics. It is told the alignments, because it takes operands for aligned to
+   256 bytes otherwise and could choose kernels that fail at these addresses; and that the parts of a split sum are
+   added in f32, because bf16 parts would lose what f32 sums are kept for. */
 static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
 {
     const bsk_cublas *blas = x->blas;
@@ -92,7 +97,9 @@ static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
     return ok;
 }
 
-/* The entry of a call's shape, made now when it is new; it may take the place of another. */
+/* The entry of a call's shape, made now when it is new; it may take the place of another, which the next call of
+   that shape searches for again, with the same result. Where the search fails the entry keeps its key and no op, so
+   that it is not repeated. The key is all that the search looks at; it is never 0, which an entry without one has. */
 static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
 {
     int64_t key[9];
@@ -116,7 +123,7 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
 
 /* ---- the launcher ---- */
 
-/* C = D, ahead of a product that adds to C only. */
+/* C = D, ahead of a product that adds to C only: cublasGemmEx has no fourth operand. */
 static cudaError_t copy_addend(const bsk_cuda *x, const bsk_call *c)
 {
     size_t size = c->out == BS_DTYPE_BF16 ? 2 : 4, pitch = (size_t)c->n[7] * size;
@@ -140,6 +147,7 @@ static cublasStatus_t launch(bsk_cuda *x, const bsk_call *c, bool narrow)
     return x->blas->gemm(
         x->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6], c->p[0],
         type, n[5], &beta, c->p[2], c->out == BS_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, n[7],
+        /* pedantic: else f32 operands may be rounded to tf32 */
         narrow ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT);
 }
 
@@ -154,7 +162,7 @@ cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
         x->note = "a product takes f32 operands to f32, or bf16 operands to f32 or bf16";
         return cudaErrorNotSupported;
     }
-    if (K <= 0) {
+    if (K <= 0) { /* no element of A and B: C = beta D */
         cudaError_t e = copy_addend(x, c);
         return e == cudaSuccess ? bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], (float)c->f[1])
                                 : e;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** head.cu: cross-entropy over vocabulary tiles, a block per token. Per token m, s describe the logits
-** seen so far without the label's: max and sum of e^(l - m); ly is the label's logit. With
-** d = log(s) + m - ly, loss = log(1 + e^d) and 1 - p = sigmoid(d), exact for a well-learned label.
-** What there is once per token is f64 and computed by one thread.
+** seen so far without the label's: max and sum of e^(l - m), kept as tiles come and go (online softmax,
+** Milakov & Gimelshein 2018); ly is the label's logit. With d = log(s) + m - ly, loss = log(1 + e^d) and
+** 1 - p = sigmoid(d), exact for a well-learned label: with the label in the sum, p would round to 1 and
+** its gradient to 0. What there is once per token is f64 and computed by one thread.
 */
 #include "device.cuh"
 
@@ -13,6 +14,7 @@ static __device__ inline double against(float m, float s, float ly)
     return s == 0.0f ? -(double)INFINITY : log((double)s) + (double)m - (double)ly;
 }
 
+/* The exponent is never positive: nothing overflows, and neither tail is lost to a subtraction from 1. */
 static __device__ inline double sigmoid64(double d)
 {
     return d < 0 ? exp(d) / (1.0 + exp(d)) : 1.0 / (1.0 + exp(-d));
@@ -23,7 +25,7 @@ static __device__ inline float capped(float l, float cap)
     return cap > 0.0f ? cap * tanhf(l / cap) : l;
 }
 
-/* Slope of cap * tanh(x / cap) where the result is y. */
+/* Slope of cap * tanh(x / cap) where the result is y: 1 - (y / cap)^2 in factors. */
 static __device__ inline float slope(float y, float cap)
 {
     return cap > 0.0f ? (1.0f - y / cap) * (1.0f + y / cap) : 1.0f;
@@ -41,7 +43,11 @@ struct tile_args {
     float cap;
 };
 
-/* P may have the logits' address when both are f32. */
+/* P may have the logits' address when both are f32: in both passes a thread reads its 8 elements before it writes
+   them, and nobody else reads them.
+
+   m, s and ly are written in place. Every thread reads m before the barriers of the first reduction, thread 0 writes
+   it after them; ly is written by the one thread that has the label and read in later kernels only. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     tile_kernel(const float *logits, T *P, tile_args a, bool wide, bool wide_P)
@@ -57,7 +63,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         for (int i = 0; i < VEC; i++) {
             float y = capped(v[i], a.cap);
             if (c + i >= a.V)
-                break; /* a label of the next tile may have this place */
+                break; /* past the end: a 0 that is no logit, or the place of a label of the next tile */
             if (c + i == at)
                 a.ly[t] = y;
             else
@@ -80,6 +86,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
     sum = group_reduce(sum, op_add());
     if (threadIdx.x == 0) {
+        /* sums of earlier tiles are relative to the old maximum; of no tiles there is nothing to scale */
         float factor = old == -INFINITY ? 0.0f : expf(old - max);
         a.s[t] = (float)((double)a.s[t] * (double)factor + (double)sum);
         a.m[t] = max;
@@ -108,6 +115,8 @@ cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
     });
 }
 
+/* The label's row of the weight, where this tile has it: the other half of dx beside the weighted sum of rows. Of
+   the tiles of a step exactly one writes a token's row. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     pick_kernel(const T *w, const int32_t *label, const float *ly, float *wy, int64_t C, int64_t first,
@@ -150,6 +159,8 @@ struct finish_args {
     float inv_count;
 };
 
+/* dx = q (acc / s - wy) / count with q = 1 - p: the mean of the other rows, by their weights, less the label's own.
+   Where nothing but the label has weight, s and acc are 0 and so is q. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) finish_kernel(finish_args a, T *dx, bool wide)
 {
@@ -157,13 +168,14 @@ static __global__ void __launch_bounds__(ROW_THREADS) finish_kernel(finish_args 
     int64_t t = blockIdx.x;
     if (threadIdx.x == 0) {
         double d = against(a.m[t], a.s[t], a.ly[t]);
+        /* log(1 + e^d) by the power that does not overflow */
         a.loss[t] = (float)(d > 0 ? d + log1p(exp(-d)) : log1p(exp(d)));
         q_of_block = (float)(sigmoid64(d) * (double)a.inv_count);
         inv_of_block = a.s[t] == 0.0f ? 0.0f : 1.0f / a.s[t];
     }
     if (!dx)
         return;
-    __syncthreads();
+    __syncthreads(); /* what thread 0 computed is there */
     float q = q_of_block, inv = inv_of_block;
     FOR_COLUMNS(c, a.C)
     {
@@ -206,8 +218,8 @@ struct dlogits_args {
     float cap, inv_count;
 };
 
-/* p = e^(l - base) / total, total = s e^(m - base) + e^(ly - base); the label's p - 1 is -sigmoid(d).
- */
+/* p = e^(l - base) / total, total = s e^(m - base) + e^(ly - base): base is the larger of m and ly, so that no
+   power overflows. The label's p - 1 is -sigmoid(d), which does not cancel. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     dlogits_kernel(const float *logits, T *P, dlogits_args a, bool wide, bool wide_P)

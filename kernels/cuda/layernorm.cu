@@ -2,11 +2,14 @@
 /*
 ** layernorm.cu: layer norm with weight and bias, y = (x - mean) * r * w + b with r = 1/sqrt(var + eps), the
 ** variance of the population (Ba et al. 2016). stats keeps (mean, r) of each row. A row belongs to a group of
-** threads, sums of it are f32 in one order. Down the columns a block owns 32 of them: 32 rows at a time in
-** f64, then added in order.
+** threads, sums of it are f32 in one order. Gradients of w and b are column sums (columns.cuh).
+**
+** The variance is the mean square of x - mean, which takes a second pass over the row: mean(x^2) - mean^2 would
+** cancel where the mean is large. The passes after the first find the row in the caches.
 */
 #include "columns.cuh"
 
+/* A group without a row has limit 0 and still takes part in the reductions, whose barriers are the block's. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     layernorm_kernel(const T *x, const T *w, const T *b, T *y, float *stats, int64_t rows, int64_t C,
@@ -30,7 +33,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         load_some(v, x + c, C - c, wide);
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (c + i < C) /* past the end v is 0, not the mean */
+            if (c + i < C) /* past the end v is 0, not the mean, and would add mean^2 */
                 square += (v[i] - mean) * (v[i] - mean);
     }
     float r = 1.0f / sqrtf(group_reduce(square, op_add()) / (float)C + eps);
@@ -62,7 +65,9 @@ cudaError_t bsk_cuda_layernorm(bsk_cuda *x, const bsk_call *c)
     });
 }
 
-/* With g = dy * w and n = (x - mean) * r: dx = r * (g - mean(g) - n * mean(g * n)). dx may be dy. */
+/* With g = dy * w and n = (x - mean) * r: dx = r * (g - mean(g) - n * mean(g * n)); the two terms take
+   out of g what a shift and a scaling of the whole row would change, because the norm undoes both. dx may be dy: a
+   thread writes only what it alone has read. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
     layernorm_dx_kernel(const T *x, const T *w, const float *stats, const T *dy, T *dx, int64_t rows,
@@ -81,7 +86,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         load_some(d, dy + c, C - c, wide);
         load_some(g, w + c, C - c, wide);
 #pragma unroll
-        for (int i = 0; i < VEC; i++) { /* past the end d is 0 */
+        for (int i = 0; i < VEC; i++) { /* past the end d is 0, and so is what it adds */
             sum_g += d[i] * g[i];
             sum_gn += d[i] * g[i] * (v[i] - mean) * r;
         }
@@ -102,6 +107,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
+/* The term of a row in the gradient of w. */
 template <class T> struct v_layernorm { /* dy * n */
     const T *x, *dy;
     const float *stats;
@@ -120,7 +126,7 @@ cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *stats = (const float *)c->p[2];
-        /* before dx, which may be written over dy */
+        /* gradients of w and b read dy, and dx may be written over it */
         cudaError_t e = columns(x, v_layernorm<T>{in, dy, stats, C}, c->p[5], rows, C);
         if (e == cudaSuccess)
             e = columns(x, v_plain<T>{dy, C}, c->p[6], rows, C);

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** norm.cu: RMSNorm, y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the weight or 1 + weight;
-** and the column sums of a matrix. A row belongs to a group of threads, sums of it are f32 in one order.
+** norm.cu: RMSNorm (Zhang & Sennrich 2019), y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the
+** weight or 1 + weight; and the column sums of a matrix. A row belongs to a group of threads, sums of it
+** are f32 in one order: a thread's own in the order of its columns, then those of the group.
+**
+** These kernels do little but move memory, so each row is to be read once: a thread keeps what it has of
+** the row in registers, as stored, while the group's sum is made.
 */
 #include "columns.cuh"
 
@@ -19,10 +23,13 @@ static __device__ inline int64_t column(int64_t from, int k)
     return from + ((int64_t)k * blockDim.x + threadIdx.x) * VEC;
 }
 
-/* Runs body for vector k, columns [c, c+8), of a thread in the part of the row that begins at `from`. */
+/* Runs body for vector k, columns [c, c+8), of a thread in the part of the row that begins at `from`. Unrolled, as
+   an array that is indexed by a variable would lie in memory. */
 #define FOR_HELD(k, c, from, limit)                                                                    \
     _Pragma("unroll") for (int k = 0; k < N; k++) if (int64_t c = column(from, k); c < (limit))
 
+/* A group without a row has limit 0 and still takes part in the reduction, whose barriers are the block's. `one` is 1
+   where the weight is an offset from 1. */
 template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_kernel(const T *x, const T *w, T *y, float *rstd, int64_t rows, int64_t C, float one,
@@ -34,7 +41,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     x += t * C;
     y += t * C;
     for (int64_t from = 0; from < limit; from += part_of_row<N>()) {
-        FOR_HELD(k, c, from, limit)
+        FOR_HELD(k, c, from, limit) /* all loads of a part ahead of the first use of one */
         {
             load_some(v[k], x + c, C - c, wide);
         }
@@ -52,7 +59,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         FOR_HELD(k, c, from, limit)
         {
             float g[VEC];
-            if (limit > part_of_row<N>())
+            if (limit > part_of_row<N>()) /* v holds the last part only */
                 load_some(v[k], x + c, C - c, wide);
             load_some(g, w + c, C - c, wide);
 #pragma unroll
@@ -88,7 +95,8 @@ cudaError_t bsk_cuda_rmsnorm(bsk_cuda *x, const bsk_call *c)
     });
 }
 
-/* With g = dy * w: dx = rstd * (g - x * rstd^2 * mean(g * x)). dx may be dy. */
+/* With g = dy * w: dx = rstd * (g - x * rstd^2 * mean(g * x)), which is the gradient of y = x * rstd * w as rstd
+   depends on every x of the row. dx may be dy: a thread writes only what it alone has read. */
 template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_dx_kernel(const T *x, const T *w, const float *rstd, const T *dy, T *dx, int64_t rows,
@@ -136,6 +144,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
+/* The term of a row in the gradient of w. */
 template <class T> struct v_norm { /* dy * x * rstd */
     const T *x, *dy;
     const float *rstd;
@@ -161,7 +170,7 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *rstd = (const float *)c->p[2];
-        /* before dx, which may be written over dy */
+        /* the weight's gradient reads dy, and dx may be written over it */
         cudaError_t e = columns(x, v_norm<T>{in, dy, rstd, C}, c->p[5], rows, C);
         if (e != cudaSuccess)
             return e;

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** norm_rope.cu: RMSNorm over each head, then rotary position embedding, and the backward of both, in one
-** pass over q or k. A lane holds pairs of entries that turn together, so neither step leaves its registers.
+** norm_rope.cu: RMSNorm over each head, then rotary position embedding (Su et al. 2021), and the backward of
+** both, in one pass over q or k. A lane holds pairs of entries that turn together, so neither step leaves its
+** registers.
+**
 ** Where all of a head turns, in halves (the kernels halves_*, for the head dims that models have), D/16 lanes
-** own a head and a block takes 4096 entries of neighbouring heads; in the others, for any head, a block owns
-** a token and a warp takes whole heads. A block computes the cosines and
-** sines of its tokens once.
+** own a head and a block takes 4096 entries of neighbouring heads: every access is of 16 bytes. In the others,
+** for any head, a block owns a token and a warp takes whole heads. A block computes the cosines and sines of
+** its tokens once, into shared memory, for all of its heads.
+**
+** A turn is orthogonal up to `scaling`, so its backward is the turn by the opposite angle times the same.
 */
 #include "columns.cuh"
 
@@ -30,12 +34,13 @@ template <class T> struct norm_rope_args {
     float one, eps, scaling;
 };
 
-/* Where the lane's pair k begins and how far its second entry lies; two neighbouring pairs at a time. */
+/* The frequency of the lane's pair k; its pairs come two neighbours at a time. */
 static __device__ inline int pair_of(int k)
 {
     return 2 * (threadIdx.x % 32) + 64 * (k / 2) + k % 2;
 }
 
+/* Cosine and sine of the block's token at each frequency, for all its threads. */
 template <class T> static __device__ inline void angles_of(const norm_rope_args<T> &a, float2 *angle)
 {
     float where = (float)a.pos[blockIdx.x];
@@ -72,7 +77,7 @@ static __device__ inline float warp_sum(float v)
             body(2 * PAIRS + k, at);                                                                   \
     }
 
-/* e[2k], e[2k+1] turned by the angle of pair k, or back. */
+/* e[2k], e[2k+1] turned by the angle of pair k, or back. What does not turn lies behind the pairs. */
 template <class T>
 static __device__ inline void turn(const norm_rope_args<T> &a, const float2 *angle, bool back,
                                    float (&e)[ENTRIES])
@@ -88,6 +93,8 @@ static __device__ inline void turn(const norm_rope_args<T> &a, const float2 *ang
     }
 }
 
+/* Any head: a warp goes through the heads of the block's token. Weights and angles are read once for all of them;
+   registers that a head has no entry for hold 0 and add nothing to sums. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_args<T> a)
 {
@@ -119,7 +126,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_a
     }
 }
 
-/* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)). dx may be dy. */
+/* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)), as in norm.cu. dx may be dy: a lane
+   writes only what it alone has read. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_args<T> a)
 {
@@ -185,7 +193,8 @@ static __device__ inline void store_head(T *head, int64_t row, const float (&e)[
     store8(p + D / 2, e[1]);
 }
 
-/* Cosines and sines of the tokens [token, end), FREQS each: a block has heads of at most HEADS tokens. */
+/* Cosines and sines of the tokens [token, end), FREQS each, for all threads of the block: its HEADS heads belong to
+   at most as many tokens. */
 template <int D, class T>
 static __device__ inline void angles_of_tokens(const norm_rope_args<T> &a, int64_t token, int64_t end,
                                                float2 *angle)
@@ -211,7 +220,7 @@ static __device__ inline void turn_head(float (&e)[2][VEC], const float2 *angle,
     }
 }
 
-/* The sum of a head's lanes, in all of them. */
+/* The sum of a head's lanes, in all of them. They are neighbours in one warp, so no barrier is needed. */
 template <int D> static __device__ inline float head_sum(float sum)
 {
 #pragma unroll
@@ -235,6 +244,7 @@ template <int D> struct place_of_lane {
     }
 };
 
+/* All loads are issued before the barrier behind the angles, which hides their time. */
 template <class T, int D>
 static __global__ void __launch_bounds__(ROW_THREADS) halves_forward_kernel(norm_rope_args<T> a)
 {
@@ -255,13 +265,14 @@ static __global__ void __launch_bounds__(ROW_THREADS) halves_forward_kernel(norm
         y[i / VEC][i % VEC] = entry(e, i) * r * (a.one + entry(w, i));
     }
     turn_head<D>(y, angle + (at.row / a.H - at.first / a.H) * halves<D>::FREQS, false);
-    if (at.own >= at.end)
+    if (at.own >= at.end) /* only here: the lane was needed in barriers and sums */
         return;
     store_head<D>(a.y, at.row, y);
     if (threadIdx.x % halves<D>::LANES == 0)
         a.rstd[at.row] = r;
 }
 
+/* As backward_kernel; dx may be dy here too. */
 template <class T, int D>
 static __global__ void __launch_bounds__(ROW_THREADS) halves_backward_kernel(norm_rope_args<T> a)
 {
@@ -323,7 +334,8 @@ static cudaError_t issue_for_head(bsk_cuda *x, const norm_rope_args<T> &a, bool 
 
 /* ---- the weight's gradient ---- */
 
-/* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). */
+/* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). The walk down a column
+   meets every head with one entry, so each computes its own angle; weights of head norms are seldom trained. */
 template <class T> struct v_norm_rope {
     norm_rope_args<T> a;
     __device__ double operator()(int64_t t, int64_t c) const
@@ -399,7 +411,7 @@ cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
         a.y = (T *)c->p[6];
         a.add = c->n[6] != 0;
         a.scaling = (float)c->f[0];
-        /* before dx, which may be written over dy */
+        /* the weight's gradient reads dy, and dx may be written over it */
         cudaError_t st = columns(x, v_norm_rope<T>{a}, c->p[7], c->n[0] * a.H, a.D);
         if (st != cudaSuccess)
             return st;

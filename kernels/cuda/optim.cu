@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** optim.cu: the optimizer's kernels. Sums are f64 over a grid that depends on N only: every thread
-** walks its elements in order, a block adds its threads as a tree, a second kernel adds the blocks as
-** a tree. AdamW (Loshchilov & Hutter 2019) keeps f32 state and computes an element in f64.
+** walks its elements in order, a block adds its threads, a second kernel adds the blocks in the
+** same way. So the bits do not depend on how many multiprocessors there are, nor on which block ends
+** first. AdamW (Loshchilov & Hutter 2019) keeps f32 state and computes an element in f64.
 */
 #include "device.cuh"
 
 enum { SUM_THREADS = 256, SUM_BLOCKS = BSK_CUDA_PARTIALS };
 
-/* The sum of v over the block, in thread 0. */
+/* The sum of v over the block, in thread 0. Once in a kernel: no barrier keeps a second call from `part`. */
 static __device__ inline double block_sum(double v)
 {
     __shared__ double part[SUM_THREADS / 32];
-    for (int d = 16; d > 0; d /= 2)
+    for (int d = 16; d > 0; d /= 2) /* lanes as a tree, then warps in order */
         v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
@@ -23,6 +24,7 @@ static __device__ inline double block_sum(double v)
     return v;
 }
 
+/* The blocks' sums to part: a grid has no barrier, so the second kernel waits for them by its place in the queue. */
 template <bool SQUARES>
 static __global__ void __launch_bounds__(SUM_THREADS)
     sum_kernel(const float *x, double *part, int64_t n, bool wide)
@@ -52,8 +54,10 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         *out = sum;
 }
 
+/* Of no elements the second kernel alone runs, and writes 0. */
 template <bool SQUARES> static cudaError_t sum(bsk_cuda *x, const bsk_call *c)
 {
+    /* SUM_BLOCKS at most, as the partials have room for no more; longer arrays go round the grid again */
     int64_t n = c->n[0], span = (int64_t)SUM_THREADS * VEC, blocks = (n + span - 1) / span;
     blocks = blocks < (int64_t)SUM_BLOCKS ? blocks : (int64_t)SUM_BLOCKS;
     cudaError_t e = cudaSuccess;
@@ -75,10 +79,14 @@ cudaError_t bsk_cuda_sumsq(bsk_cuda *x, const bsk_call *c)
     return sum<true>(x, c);
 }
 
+/* keep: what weight decay leaves of a parameter, 1 - rate * decay; inv1, inv2: the bias corrections as factors. */
 struct adamw_args {
     double rate, keep, beta1, beta2, eps, inv1, inv2, gscale;
 };
 
+/* An element is f64 from its load to the one rounding of each state, and its update goes by the moments as they were
+   before that. The betas must be f64: of one near 1, f32 leaves few digits of 1 - beta. The copy is rounded from the
+   stored f32, so that it is what expanding the parameter would give. A thread alone has its elements: in place. */
 template <class O>
 static __global__ void __launch_bounds__(MAP_THREADS)
     adamw_kernel(float *p, const float *g, float *m, float *v, O *copy, int64_t n, adamw_args a,

@@ -4,12 +4,13 @@
 ** lie in shared memory, copies of tiles by the tensor memory unit, barriers that count both.
 **
 ** A tile has R rows of D bf16 and lies in shared memory as D/64 panels of [R][64], that is, of rows of
-** 128 bytes, 16-byte chunk c of row r at place c ^ r % 8 ("128-byte swizzle"). Panels start at
-** multiples of 1024 bytes. The same tile is an operand either way: its rows are rows of A or columns of
-** B (the sum runs over D), or the sum runs over its rows (B only).
+** 128 bytes, 16-byte chunk c of row r at place c ^ r % 8 ("128-byte swizzle"), which keeps the same chunk
+** of 8 rows in different banks as the padding of mma.cuh does. Panels start at multiples of 1024 bytes:
+** the hardware takes r % 8 from the bits of the address. The same tile is an operand either way: its
+** rows are rows of A or columns of B (the sum runs over D), or the sum runs over its rows (B only).
 **
-** A warpgroup's product is asynchronous: from issue to wgmma_wait nobody may touch its registers. Warp
-** w of it holds rows 16w to 16w+15 of C and A, laid out as in mma.cuh.
+** A warpgroup's product is asynchronous: from issue to wgmma_wait nobody may touch its registers, nor
+** fill the tiles that it reads. Warp w of it holds rows 16w to 16w+15 of C and A, laid out as in mma.cuh.
 */
 #ifndef BSK_CUDA_WGMMA_CUH
 #define BSK_CUDA_WGMMA_CUH
@@ -22,13 +23,18 @@ enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128, SWIZZLE_BYTES = 1024 
 
 /* ---- barriers in shared memory ---- */
 
+/* A barrier counts arrivals and the bytes of copies; with the last of both its phase ends and the next begins.
+   Phases alternate in parity. A wait names the parity of the phase that must be over, so it returns at once where
+   that is the phase before the current one: on a new barrier a wait for parity 1 does. */
+
 static __device__ inline void barrier_init(uint64_t *b, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
                  : "memory");
 }
 
-/* Makes barriers known to the copies; __syncthreads makes them known to the threads. */
+/* Makes barriers known to the copies, which may not see the threads' writes in their order; __syncthreads makes
+   them known to the threads. */
 static __device__ inline void barrier_init_done()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -39,7 +45,8 @@ static __device__ inline void barrier_arrive(uint64_t *b)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
 
-/* Arrives, and the phase also waits for this many bytes of copies. */
+/* Arrives, and the phase also waits for this many bytes of copies: it cannot end between the arrival and their
+   landing. */
 static __device__ inline void barrier_expect(uint64_t *b, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
@@ -47,7 +54,7 @@ static __device__ inline void barrier_expect(uint64_t *b, int bytes)
                  : "memory");
 }
 
-/* Until the phase of this parity is over. */
+/* Until the phase of this parity is over. try_wait itself gives up after a time that the system chooses. */
 static __device__ inline void barrier_wait(uint64_t *b, int parity)
 {
     uint32_t done;
@@ -63,7 +70,8 @@ static __device__ inline void barrier_wait(uint64_t *b, int parity)
     while (!done);
 }
 
-/* One arrival of a warp: its products are done with a buffer. */
+/* One arrival of a warp: its products are done with a buffer. One lane speaks for all, so all must have come out
+   of their wait for the products. */
 static __device__ inline void barrier_release(uint64_t *empty)
 {
     __syncwarp();
@@ -71,7 +79,8 @@ static __device__ inline void barrier_release(uint64_t *empty)
         barrier_arrive(empty);
 }
 
-/* Barriers 1 to 15 of the block's own kind, for some of its threads. */
+/* Barriers 1 to 15 of the block's own kind (0 is that of __syncthreads), for some of its threads: `threads` of
+   them, those that wait and those that only arrive. */
 static __device__ inline void named_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -82,7 +91,9 @@ static __device__ inline void named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* A ring of STAGES buffers that one side fills and the other empties: where a side stands in it. */
+/* A ring of STAGES buffers that one side fills and the other empties: where a side stands in it. Each buffer has
+   a barrier "full" and a barrier "empty"; phase is the parity of the round. The side that empties waits for
+   full at `phase`, the side that fills for empty at `phase ^ 1`, which in the first round is over from the start. */
 template <int STAGES> struct ring {
     int stage, phase;
 
@@ -97,6 +108,9 @@ template <int STAGES> struct ring {
 
 /* ---- registers ---- */
 
+/* A warpgroup takes or gives back registers, N a thread. The block has what its kernel was compiled for times its
+   threads; those that copy give so that those that compute can hold their sums. All warps of the group must call. */
+
 template <int N> static __device__ inline void registers_more()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -109,8 +123,8 @@ template <int N> static __device__ inline void registers_less()
 
 /* ---- copies ---- */
 
-/* ROWS rows from `row` on of D columns from `column` on; rows that the matrix lacks are 0. One thread
-   calls; the bytes count at `full`. */
+/* ROWS rows from `row` on of D columns from `column` on; rows that the matrix lacks are 0, and count as bytes all
+   the same. One thread calls; the bytes count at `full`. The unit swizzles as it writes. */
 template <int ROWS, int D>
 static __device__ inline void copy_tile(bf16 *tile, const CUtensorMap *map, uint64_t *full, int column,
                                         int row)
@@ -125,14 +139,18 @@ static __device__ inline void copy_tile(bf16 *tile, const CUtensorMap *map, uint
 
 /* ---- products ---- */
 
-/* 128-byte swizzle; `panel`: bytes from panel to panel, where an operand reaches over more than one. */
+/* The matrix descriptor of the PTX ISA, all of it in units of 16 bytes: address, then at bit 16 the bytes from
+   panel to panel where an operand reaches over more than one (else ignored), at bit 32 those from 8 rows to the
+   next 8, at bit 62 the 128-byte swizzle. A step of 16 columns along D is 32 bytes on within the swizzled row:
+   the hardware swizzles the address, not the descriptor. */
 static __device__ inline uint64_t operand(const void *at, int panel)
 {
     return (uint64_t)(shared_address(at) >> 4) | (uint64_t)(panel >> 4) << 16 |
            (uint64_t)(SWIZZLE_BYTES >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Tells the compiler that these registers change here. */
+/* Tells the compiler that these registers change here. For it a product's registers are written where the product
+   is issued; it may use or move them from there on, which is before the hardware has written them. */
 template <int NT> static __device__ inline void touch(float (&d)[NT][4])
 {
 #pragma unroll
@@ -140,7 +158,8 @@ template <int NT> static __device__ inline void touch(float (&d)[NT][4])
         asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 }
 
-/* Before the first of a row of products whose registers others have written. */
+/* Before the first of a row of products whose registers (sums, or A) others have written: the products would read
+   what was there before. */
 static __device__ inline void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -151,7 +170,8 @@ static __device__ inline void wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most LEFT of the groups are under way; d was computed by one of the others. */
+/* Until at most LEFT of the groups are under way; d was computed by one of the others. Groups end in the order
+   in which they were committed. */
 template <int LEFT, int NT> static __device__ inline void wgmma_wait(float (&d)[NT][4])
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
@@ -170,7 +190,8 @@ template <int LEFT, int NT> static __device__ inline void wgmma_wait(float (&d)[
 #define WGMMA_32(d)    WGMMA_16(d, 0), WGMMA_16(d, 4)
 #define WGMMA_64(d)    WGMMA_16(d, 0), WGMMA_16(d, 4), WGMMA_16(d, 8), WGMMA_16(d, 12)
 
-/* d = (add ? d : 0) + a b, a [64,16] and b [16,8*NT], the sum over the columns of both tiles. */
+/* d = (add ? d : 0) + a b, a [64,16] and b [16,8*NT], the sum over the columns of both tiles. The numbers behind
+   the predicate: signs of a and b, then whether each is transposed. */
 static __device__ inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n"
@@ -195,7 +216,7 @@ static __device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, i
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* d += a b, a [64,16] in registers, the sum over the rows of b's tile. */
+/* d += a b, a [64,16] in registers, the sum over the rows of b's tile (the last number: b is transposed). */
 static __device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_REGISTERS_32
@@ -212,7 +233,7 @@ static __device__ inline void wgmma(float (&d)[16][4], const uint32_t (&a)[4], u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* Issues s = rows columns^T: 64 rows of a tile of ROWS, all of a tile of 8*NT. */
+/* Issues s = rows columns^T: 64 rows of a tile of ROWS, all of a tile of 8*NT. The first product overwrites s. */
 template <int D, int ROWS, int NT>
 static __device__ inline void issue_product(float (&s)[NT][4], const bf16 *rows, const bf16 *columns)
 {
@@ -224,7 +245,8 @@ static __device__ inline void issue_product(float (&s)[NT][4], const bf16 *rows,
     wgmma_commit();
 }
 
-/* Issues sum += p columns, p [64,16*KT] in registers, columns a tile of 16*KT rows. */
+/* Issues sum += p columns, p [64,16*KT] in registers, columns a tile of 16*KT rows. p must not change before the
+   wait either. */
 template <int D, int KT>
 static __device__ inline void issue_sum(float (&sum)[D / 8][4], const uint32_t (&p)[KT][4],
                                         const bf16 *columns)
@@ -251,7 +273,8 @@ static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const floa
 
 /* ---- on the host ---- */
 
-/* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. */
+/* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. A box is one panel wide, since the
+   swizzle allows no more than 128 bytes. a must be aligned to 16 bytes, and so must its rows. */
 static inline cudaError_t tensor_map(const bsk_cuda *x, CUtensorMap *map, const void *a, int64_t rows,
                                      int64_t columns, int tile_rows)
 {
