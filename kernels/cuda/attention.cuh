@@ -11,7 +11,7 @@
 #ifndef BSK_CUDA_ATTENTION_CUH
 #define BSK_CUDA_ATTENTION_CUH
 
-#include "device.cuh"
+#include "elements.cuh"
 
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
@@ -156,6 +156,6 @@ static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2]
 }
 
 /* attention_prepare.cu: fills the scratch that attention_backward_args points at. */
-cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype);
+cudaError_t bsk_cuda_attention_prepare(bsk_cuda *cuda, const attention_args *a, int dtype);
 
 #endif

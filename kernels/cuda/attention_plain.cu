@@ -6,6 +6,7 @@
 ** every 32nd channel of the sums. dk and dv of a key add the query heads and queries in order.
 */
 #include "attention.cuh"
+#include "launch.cuh"
 
 enum {
     WARPS = 4,
@@ -192,49 +193,50 @@ static size_t tile_bytes(int D, int r, int c)
     return (size_t)(r * TILE_ROWS * D + c * TILE_COLUMNS * (D + 1)) * sizeof(float);
 }
 
-static cudaError_t launch(bsk_cuda *x, void (*kernel)(attention_args), const attention_args &a,
+static cudaError_t launch(bsk_cuda *cuda, void (*kernel)(attention_args), const attention_args &a,
                           int heads, size_t bytes)
 {
     int tiles = (a.T + TILE_ROWS - 1) / TILE_ROWS;
-    return issue(x, kernel, dim3((unsigned)heads, (unsigned)tiles), WARPS * 32, bytes, a);
+    return issue(cuda, kernel, dim3((unsigned)heads, (unsigned)tiles), WARPS * 32, bytes, a);
 }
 
-static cudaError_t check(bsk_cuda *x, const bsk_call *c, attention_args *a)
+static cudaError_t check(bsk_cuda *cuda, const bsk_call *c, attention_args *a)
 {
     if (c->n[3] <= BSK_CUDA_MAX_HEAD_DIM && c->n[0] <= 65535 * (int64_t)TILE_ROWS &&
         attention_args_of(c, a))
         return cudaSuccess;
-    x->note = "attention without tensor cores has head dims up to 256 and up to a million tokens";
+    cuda->note = "attention without tensor cores has head dims up to 256 and up to a million tokens";
     return cudaErrorNotSupported;
 }
 
-cudaError_t bsk_cuda_attention_plain(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_plain(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
-    cudaError_t e = check(x, c, &a);
+    cudaError_t e = check(cuda, c, &a);
     if (e != cudaSuccess || a.T <= 0)
         return e;
     attention_forward_args(c, &a);
-    return by_type(x, c->dtype, [&](auto t) {
-        return launch(x, forward_kernel<decltype(t)>, a, a.H, tile_bytes(a.D, 1, 2));
+    return by_type(cuda, c->dtype, [&](auto t) {
+        return launch(cuda, forward_kernel<decltype(t)>, a, a.H, tile_bytes(a.D, 1, 2));
     });
 }
 
-cudaError_t bsk_cuda_attention_bwd_plain(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_bwd_plain(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
-    cudaError_t e = check(x, c, &a);
+    cudaError_t e = check(cuda, c, &a);
     if (e != cudaSuccess || a.T <= 0)
         return e;
     attention_backward_args(c, &a);
-    e = bsk_cuda_attention_prepare(x, &a, c->dtype);
+    e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
     if (e != cudaSuccess)
         return e;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        cudaError_t st = launch(x, backward_kernel<T, true>, a, a.K, tile_bytes(a.D, 2, 2));
-        return st != cudaSuccess ? st
-                                 : launch(x, backward_kernel<T, false>, a, a.H, tile_bytes(a.D, 2, 2));
+        cudaError_t st = launch(cuda, backward_kernel<T, true>, a, a.K, tile_bytes(a.D, 2, 2));
+        return st != cudaSuccess
+                   ? st
+                   : launch(cuda, backward_kernel<T, false>, a, a.H, tile_bytes(a.D, 2, 2));
     });
 }
 
@@ -263,13 +265,13 @@ static __global__ void __launch_bounds__(WARPS * 32)
     dsinks[h] -= (float)sum;
 }
 
-cudaError_t bsk_cuda_sinks_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_sinks_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     if (c->n[0] <= 0)
         return cudaSuccess;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, sinks_kernel<T>, (unsigned)c->n[1], WARPS * 32, 0, (const T *)c->p[0],
+        return issue(cuda, sinks_kernel<T>, (unsigned)c->n[1], WARPS * 32, 0, (const T *)c->p[0],
                      (const T *)c->p[1], (const float *)c->p[2], (const T *)c->p[3], (float *)c->p[4],
                      c->n[0], (int)c->n[1], (int)c->n[2]);
     });

@@ -4,6 +4,7 @@
 ** first key that the query sees.
 */
 #include "attention.cuh"
+#include "rows.cuh"
 
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)
@@ -29,10 +30,10 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         first[row / a.H] = first_key(a, (int)(row / a.H));
 }
 
-cudaError_t bsk_cuda_attention_prepare(bsk_cuda *x, const attention_args *a, int dtype)
+cudaError_t bsk_cuda_attention_prepare(bsk_cuda *cuda, const attention_args *a, int dtype)
 {
-    return by_type(x, dtype, [&](auto t) {
-        return issue_rows(x, prepare_kernel<decltype(t)>, (int64_t)a->T * a->H, a->D, *a,
+    return by_type(cuda, dtype, [&](auto t) {
+        return issue_rows(cuda, prepare_kernel<decltype(t)>, (int64_t)a->T * a->H, a->D, *a,
                           const_cast<float *>(a->delta), const_cast<int32_t *>(a->first),
                           rows_wide(a->D, a->o_in, a->grad_o));
     });

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** attention_sm90_bwd.cu: the gradient of attention on Hopper's tensor cores, in the two passes of
-** attention_bwd.cu, without atomics: a block owns ROWS rows of a score tile, keys (operands k, v; dk
+** attention_mma_bwd.cu, without atomics: a block owns ROWS rows of a score tile, keys (operands k, v; dk
 ** and dv come out) or queries (q, dO; dq comes out), 64 a warpgroup, and streams tiles of columns
 ** (q, dO or k, v) that one warp copies into a ring. Scores and dP turn into operands in registers.
 **
@@ -304,7 +304,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Each operand has a map, with a box of as many rows as its tiles have in this pass. */
-template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
+template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *cuda, const attention_args &a)
 {
     constexpr int COLUMNS = tiles<D, KEYS>::COLUMNS;
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SCORE_GENERAL>
@@ -317,29 +317,30 @@ template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *x, const attention
     CUtensorMap *q = KEYS ? f.column : f.row, *k = KEYS ? f.row : f.column;
     cudaError_t e = row_tiles > 65535 ? cudaErrorInvalidConfiguration : cudaSuccess;
     if (e == cudaSuccess)
-        e = tensor_map(x, &q[0], a.q, a.T, q_columns, KEYS ? COLUMNS : ROWS);
+        e = tensor_map(cuda, &q[0], a.q, a.T, q_columns, KEYS ? COLUMNS : ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(x, &q[1], a.grad_o, a.T, q_columns, KEYS ? COLUMNS : ROWS);
+        e = tensor_map(cuda, &q[1], a.grad_o, a.T, q_columns, KEYS ? COLUMNS : ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(x, &k[0], a.k, a.T, k_columns, KEYS ? ROWS : COLUMNS);
+        e = tensor_map(cuda, &k[0], a.k, a.T, k_columns, KEYS ? ROWS : COLUMNS);
     if (e == cudaSuccess)
-        e = tensor_map(x, &k[1], a.v, a.T, k_columns, KEYS ? ROWS : COLUMNS);
+        e = tensor_map(cuda, &k[1], a.v, a.T, k_columns, KEYS ? ROWS : COLUMNS);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  bytes);
     if (e != cudaSuccess)
         return e;
-    kernel<<<dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)row_tiles), THREADS, bytes, x->stream>>>(f);
+    kernel<<<dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)row_tiles), THREADS, bytes, cuda->stream>>>(
+        f);
     return cudaGetLastError();
 }
 
-template <int D> static cudaError_t backward(bsk_cuda *x, const attention_args &a)
+template <int D> static cudaError_t backward(bsk_cuda *cuda, const attention_args &a)
 {
-    cudaError_t e = pass<D, true>(x, a);
-    return e == cudaSuccess ? pass<D, false>(x, a) : e;
+    cudaError_t e = pass<D, true>(cuda, a);
+    return e == cudaSuccess ? pass<D, false>(cuda, a) : e;
 }
 
-cudaError_t bsk_cuda_attention_bwd_sm90(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_bwd_sm90(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
     if (!attention_args_of(c, &a))
@@ -347,8 +348,8 @@ cudaError_t bsk_cuda_attention_bwd_sm90(bsk_cuda *x, const bsk_call *c)
     if (a.T <= 0)
         return cudaSuccess;
     attention_backward_args(c, &a);
-    cudaError_t e = bsk_cuda_attention_prepare(x, &a, c->dtype);
+    cudaError_t e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
     if (e != cudaSuccess)
         return e;
-    return a.D == 64 ? backward<64>(x, a) : backward<128>(x, a);
+    return a.D == 64 ? backward<64>(cuda, a) : backward<128>(cuda, a);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** attention_sm90_fwd.cu: attention on Hopper's tensor cores (Shah et al. 2024), bf16 operands, f32
-** sums, the softmax as in attention_fwd.cu. A block stays on a multiprocessor and works through items,
+** sums, the softmax as in attention_mma_fwd.cu. A block stays on a multiprocessor and works through items,
 ** an item being ROWS queries of one head; which items are its own follows from its index. One warp copies
 ** tiles of q, k and v into rings, two warpgroups of 64 queries each compute. Tiles of keys start at
 ** multiples of COLUMNS and are walked downwards, so that the tile on the diagonal comes first: as ROWS is
@@ -302,7 +302,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
+template <int D> static cudaError_t launch(bsk_cuda *cuda, const attention_args &a)
 {
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
                                                   : forward_kernel<D, SCORE_PLAIN>;
@@ -312,28 +312,28 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
     f.a = a;
     cudaError_t e = items > INT32_MAX / 2 ? cudaErrorInvalidConfiguration : cudaSuccess;
     if (e == cudaSuccess)
-        e = tensor_map(x, &f.q, a.q, a.T, (int64_t)a.H * D, ROWS);
+        e = tensor_map(cuda, &f.q, a.q, a.T, (int64_t)a.H * D, ROWS);
     if (e == cudaSuccess)
-        e = tensor_map(x, &f.k, a.k, a.T, (int64_t)a.K * D, COLUMNS);
+        e = tensor_map(cuda, &f.k, a.k, a.T, (int64_t)a.K * D, COLUMNS);
     if (e == cudaSuccess)
-        e = tensor_map(x, &f.v, a.v, a.T, (int64_t)a.K * D, COLUMNS);
+        e = tensor_map(cuda, &f.v, a.v, a.T, (int64_t)a.K * D, COLUMNS);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  bytes);
     if (e != cudaSuccess)
         return e;
     /* a block fills a multiprocessor: as many as there are stay and share out the items */
-    unsigned blocks = (unsigned)(items < x->processors ? items : x->processors);
-    kernel<<<blocks, THREADS, bytes, x->stream>>>(f);
+    unsigned blocks = (unsigned)(items < cuda->processors ? items : cuda->processors);
+    kernel<<<blocks, THREADS, bytes, cuda->stream>>>(f);
     return cudaGetLastError();
 }
 
-bool bsk_cuda_attention_on_sm90(const bsk_cuda *x, int64_t D)
+bool bsk_cuda_attention_on_sm90(const bsk_cuda *cuda, int64_t D)
 {
-    return x->capability == 90 && x->encode_tensor_map && (D == 64 || D == 128);
+    return cuda->capability == 90 && cuda->encode_tensor_map && (D == 64 || D == 128);
 }
 
-cudaError_t bsk_cuda_attention_sm90(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_sm90(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
     if (!attention_args_of(c, &a))
@@ -341,5 +341,5 @@ cudaError_t bsk_cuda_attention_sm90(bsk_cuda *x, const bsk_call *c)
     if (a.T <= 0)
         return cudaSuccess;
     attention_forward_args(c, &a);
-    return a.D == 64 ? launch<64>(x, a) : launch<128>(x, a);
+    return a.D == 64 ? launch<64>(cuda, a) : launch<128>(cuda, a);
 }

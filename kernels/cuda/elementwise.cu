@@ -3,7 +3,8 @@
 ** elementwise.cu: kernels over N independent elements: stored to computed dtypes, activations, gated
 ** activations, sums and products, dropout. In place is fine except where element types differ.
 */
-#include "device.cuh"
+#include "map.cuh"
+#include "rows.cuh"
 
 static __device__ inline float sigmoid(float x)
 {
@@ -90,90 +91,90 @@ struct f_softcap {
 };
 
 /* map with one kernel per element type and activation; the operands are p[] in order. */
-template <template <int> class F> static cudaError_t map_act(bsk_cuda *x, const bsk_call *c)
+template <template <int> class F> static cudaError_t map_act(bsk_cuda *cuda, const bsk_call *c)
 {
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
         switch (c->n[1]) {
         case BSK_SILU:
-            return map<T, T>(x, c->n[0], c->p, F<BSK_SILU>());
+            return map<T, T>(cuda, c->n[0], c->p, F<BSK_SILU>());
         case BSK_GELU_TANH:
-            return map<T, T>(x, c->n[0], c->p, F<BSK_GELU_TANH>());
+            return map<T, T>(cuda, c->n[0], c->p, F<BSK_GELU_TANH>());
         case BSK_GELU_ERF:
-            return map<T, T>(x, c->n[0], c->p, F<BSK_GELU_ERF>());
+            return map<T, T>(cuda, c->n[0], c->p, F<BSK_GELU_ERF>());
         default:
-            return map<T, T>(x, c->n[0], c->p, F<BSK_RELU>());
+            return map<T, T>(cuda, c->n[0], c->p, F<BSK_RELU>());
         }
     });
 }
 
-template <class F> static cudaError_t map_typed(bsk_cuda *x, const bsk_call *c, void *const *p, F f)
+template <class F> static cudaError_t map_typed(bsk_cuda *cuda, const bsk_call *c, void *const *p, F f)
 {
-    return by_type(x, c->dtype,
-                   [&](auto t) { return map<decltype(t), decltype(t)>(x, c->n[0], p, f); });
+    return by_type(cuda, c->dtype,
+                   [&](auto t) { return map<decltype(t), decltype(t)>(cuda, c->n[0], p, f); });
 }
 
-cudaError_t bsk_cuda_act(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_act(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_act<f_act>(x, c);
+    return map_act<f_act>(cuda, c);
 }
 
-cudaError_t bsk_cuda_act_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_act_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_act<f_act_bwd>(x, c);
+    return map_act<f_act_bwd>(cuda, c);
 }
 
-cudaError_t bsk_cuda_glu(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_glu(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_act<f_glu>(x, c);
+    return map_act<f_glu>(cuda, c);
 }
 
-cudaError_t bsk_cuda_glu_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_glu_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_act<f_glu_bwd>(x, c);
+    return map_act<f_glu_bwd>(cuda, c);
 }
 
-cudaError_t bsk_cuda_add(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_add(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_typed(x, c, c->p, f_add());
+    return map_typed(cuda, c, c->p, f_add());
 }
 
-cudaError_t bsk_cuda_mul(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_mul(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_typed(x, c, c->p, f_mul());
+    return map_typed(cuda, c, c->p, f_mul());
 }
 
-cudaError_t bsk_cuda_axpy(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_axpy(bsk_cuda *cuda, const bsk_call *c)
 {
     void *const p[] = {c->p[0], c->p[1], c->p[1]};
-    return map_typed(x, c, p, f_axpy{(float)c->f[0]});
+    return map_typed(cuda, c, p, f_axpy{(float)c->f[0]});
 }
 
-cudaError_t bsk_cuda_scale(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_scale(bsk_cuda *cuda, const bsk_call *c)
 {
-    return map_typed(x, c, c->p, f_scale{(float)c->f[0]});
+    return map_typed(cuda, c, c->p, f_scale{(float)c->f[0]});
 }
 
-cudaError_t bsk_cuda_softcap(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_softcap(bsk_cuda *cuda, const bsk_call *c)
 {
     void *const p[] = {c->p[0], c->p[0]};
-    return map<float, float>(x, c->n[0], p, f_softcap{(float)c->f[0]});
+    return map<float, float>(cuda, c->n[0], p, f_softcap{(float)c->f[0]});
 }
 
-cudaError_t bsk_cuda_expand(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_expand(bsk_cuda *cuda, const bsk_call *c)
 {
     f_scale f = {(float)c->f[0]};
-    return by_type(x, c->out, [&](auto t) {
+    return by_type(cuda, c->out, [&](auto t) {
         using O = decltype(t);
         switch (c->n[0]) {
         case BS_DTYPE_F32:
-            return map<float, O>(x, c->n[1], c->p, f);
+            return map<float, O>(cuda, c->n[1], c->p, f);
         case BS_DTYPE_BF16:
-            return map<bf16, O>(x, c->n[1], c->p, f);
+            return map<bf16, O>(cuda, c->n[1], c->p, f);
         case BS_DTYPE_F16:
-            return map<__half, O>(x, c->n[1], c->p, f);
+            return map<__half, O>(cuda, c->n[1], c->p, f);
         default:
-            x->note = "weights are expanded from f32, bf16 and f16 only";
+            cuda->note = "weights are expanded from f32, bf16 and f16 only";
             return cudaErrorNotSupported;
         }
     });
@@ -227,16 +228,16 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_dropout(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_dropout(bsk_cuda *cuda, const bsk_call *c)
 {
     float probability = (float)c->f[0];
     dropout_args a = {
         (const int32_t *)c->p[1], (const int32_t *)c->p[2], c->n[0],           c->n[1],
         (uint32_t)c->n[2],        (uint32_t)c->n[3],        (uint32_t)c->n[4], probability,
         1.0f - probability};
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, dropout_kernel<T>, a.T, a.C, (const T *)c->p[0], (T *)c->p[3], a,
+        return issue_rows(cuda, dropout_kernel<T>, a.T, a.C, (const T *)c->p[0], (T *)c->p[3], a,
                           rows_wide(a.C, c->p[0], c->p[3]));
     });
 }
@@ -250,13 +251,13 @@ template <class T> static __global__ void scale_matrix_kernel(T *C, int64_t N, i
         from_f32(&row[j], beta == 0.0f ? 0.0f : beta * to_f32(row[j]));
 }
 
-cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
+cudaError_t bsk_cuda_scale_matrix(bsk_cuda *cuda, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta)
 {
     if (M > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    return by_type(x, dtype, [&](auto t) {
+    return by_type(cuda, dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, scale_matrix_kernel<T>, (unsigned)M, ROW_THREADS, 0, (T *)C, N, ldc, beta);
+        return issue(cuda, scale_matrix_kernel<T>, (unsigned)M, ROW_THREADS, 0, (T *)C, N, ldc, beta);
     });
 }

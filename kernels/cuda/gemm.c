@@ -40,10 +40,10 @@ static void forget(const bsk_cublas *blas, bsk_cuda_product *p)
     memset(p, 0, sizeof *p);
 }
 
-void bsk_cuda_forget_products(bsk_cuda *x)
+void bsk_cuda_forget_products(bsk_cuda *cuda)
 {
-    for (int i = 0; x->products && i < BSK_CUDA_PRODUCTS; i++)
-        forget(x->blas, &x->products[i]);
+    for (int i = 0; cuda->products && i < BSK_CUDA_PRODUCTS; i++)
+        forget(cuda->blas, &cuda->products[i]);
 }
 
 /* The operation and the layouts; cuBLAS's first operand is B, its second A. */
@@ -71,9 +71,9 @@ static uint32_t alignment_of_sum(const bsk_call *c)
 /* The best algorithm by cuBLAS's own heuristics. It is told the alignments, because it takes operands for aligned to
    256 bytes otherwise and could choose kernels that fail at these addresses; and that the parts of a split sum are
    added in f32, because bf16 parts would lose what f32 sums are kept for. */
-static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
+static bool search(const bsk_cuda *cuda, bsk_cuda_product *p, const bsk_call *c)
 {
-    const bsk_cublas *blas = x->blas;
+    const bsk_cublas *blas = cuda->blas;
     const size_t bytes = BSK_CUDA_BLAS_BYTES;
     const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t a = alignment(c->p[1]), b = alignment(c->p[0]), d = alignment_of_sum(c);
@@ -87,8 +87,8 @@ static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
               !blas->wish_set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b) &&
               !blas->wish_set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d) &&
               !blas->wish_set(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d) &&
-              !blas->search((cublasLtHandle_t)x->handle, p->op, p->a, p->b, p->c, p->c, wish, 1, &found,
-                            &count) &&
+              !blas->search((cublasLtHandle_t)cuda->handle, p->op, p->a, p->b, p->c, p->c, wish, 1,
+                            &found, &count) &&
               count == 1;
     if (wish)
         blas->wish_destroy(wish);
@@ -100,7 +100,7 @@ static bool search(const bsk_cuda *x, bsk_cuda_product *p, const bsk_call *c)
 /* The entry of a call's shape, made now when it is new; it may take the place of another, which the next call of
    that shape searches for again, with the same result. Where the search fails the entry keeps its key and no op, so
    that it is not repeated. The key is all that the search looks at; it is never 0, which an entry without one has. */
-static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
+static bsk_cuda_product *product_of(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t key[9];
     uint64_t hash = 0;
@@ -111,12 +111,12 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
         hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
         hash ^= hash >> 32;
     }
-    bsk_cuda_product *p = &x->products[hash % BSK_CUDA_PRODUCTS];
+    bsk_cuda_product *p = &cuda->products[hash % BSK_CUDA_PRODUCTS];
     if (memcmp(p->key, key, sizeof key) == 0)
         return p;
-    forget(x->blas, p);
-    if (!describe(x->blas, p, c) || !search(x, p, c))
-        forget(x->blas, p);
+    forget(cuda->blas, p);
+    if (!describe(cuda->blas, p, c) || !search(cuda, p, c))
+        forget(cuda->blas, p);
     memcpy(p->key, key, sizeof key);
     return p;
 }
@@ -124,34 +124,34 @@ static bsk_cuda_product *product_of(bsk_cuda *x, const bsk_call *c)
 /* ---- the launcher ---- */
 
 /* C = D, ahead of a product that adds to C only: cublasGemmEx has no fourth operand. */
-static cudaError_t copy_addend(const bsk_cuda *x, const bsk_call *c)
+static cudaError_t copy_addend(const bsk_cuda *cuda, const bsk_call *c)
 {
     size_t size = c->out == BS_DTYPE_BF16 ? 2 : 4, pitch = (size_t)c->n[7] * size;
     return c->p[3] ? cudaMemcpy2DAsync(c->p[2], pitch, c->p[3], pitch, (size_t)c->n[3] * size,
-                                       (size_t)c->n[2], cudaMemcpyDeviceToDevice, x->stream)
+                                       (size_t)c->n[2], cudaMemcpyDeviceToDevice, cuda->stream)
                    : cudaSuccess;
 }
 
-static cublasStatus_t launch(bsk_cuda *x, const bsk_call *c, bool narrow)
+static cublasStatus_t launch(bsk_cuda *cuda, const bsk_call *c, bool narrow)
 {
     const int64_t *n = c->n, M = n[2], N = n[3], K = n[4];
     const float alpha = (float)c->f[0], beta = (float)c->f[1];
-    const bsk_cuda_product *p = narrow ? product_of(x, c) : NULL;
+    const bsk_cuda_product *p = narrow ? product_of(cuda, c) : NULL;
     if (p && p->op)
-        return x->blas->matmul((cublasLtHandle_t)x->handle, p->op, &alpha, c->p[1], p->a, c->p[0], p->b,
-                               &beta, c->p[3] ? c->p[3] : c->p[2], p->c, c->p[2], p->c, &p->algo,
-                               x->workspace, BSK_CUDA_BLAS_BYTES, x->stream);
-    if (copy_addend(x, c) != cudaSuccess)
+        return cuda->blas->matmul((cublasLtHandle_t)cuda->handle, p->op, &alpha, c->p[1], p->a, c->p[0],
+                                  p->b, &beta, c->p[3] ? c->p[3] : c->p[2], p->c, c->p[2], p->c,
+                                  &p->algo, cuda->workspace, BSK_CUDA_BLAS_BYTES, cuda->stream);
+    if (copy_addend(cuda, c) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     cudaDataType_t type = narrow ? CUDA_R_16BF : CUDA_R_32F;
-    return x->blas->gemm(
-        x->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6], c->p[0],
+    return cuda->blas->gemm(
+        cuda->handle, operation(n[1]), operation(n[0]), N, M, K, &alpha, c->p[1], type, n[6], c->p[0],
         type, n[5], &beta, c->p[2], c->out == BS_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F, n[7],
         /* pedantic: else f32 operands may be rounded to tf32 */
         narrow ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC, CUBLAS_GEMM_DEFAULT);
 }
 
-cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_gemm(bsk_cuda *cuda, const bsk_call *c)
 {
     const int64_t *n = c->n, M = n[2], N = n[3], K = n[4];
     bool narrow = c->dtype == BS_DTYPE_BF16, narrow_out = c->out == BS_DTYPE_BF16;
@@ -159,17 +159,18 @@ cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *c)
         return cudaSuccess;
     if ((!narrow && c->dtype != BS_DTYPE_F32) || (!narrow_out && c->out != BS_DTYPE_F32) ||
         (narrow_out && !narrow)) {
-        x->note = "a product takes f32 operands to f32, or bf16 operands to f32 or bf16";
+        cuda->note = "a product takes f32 operands to f32, or bf16 operands to f32 or bf16";
         return cudaErrorNotSupported;
     }
     if (K <= 0) { /* no element of A and B: C = beta D */
-        cudaError_t e = copy_addend(x, c);
-        return e == cudaSuccess ? bsk_cuda_scale_matrix(x, c->p[2], c->out, M, N, n[7], (float)c->f[1])
-                                : e;
+        cudaError_t e = copy_addend(cuda, c);
+        return e == cudaSuccess
+                   ? bsk_cuda_scale_matrix(cuda, c->p[2], c->out, M, N, n[7], (float)c->f[1])
+                   : e;
     }
-    cublasStatus_t st = launch(x, c, narrow);
+    cublasStatus_t st = launch(cuda, c, narrow);
     if (st == CUBLAS_STATUS_SUCCESS)
         return cudaSuccess;
-    x->note = x->blas->status_text(st);
+    cuda->note = cuda->blas->status_text(st);
     return cudaErrorUnknown;
 }

@@ -6,7 +6,7 @@
 ** 1 - p = sigmoid(d), exact for a well-learned label: with the label in the sum, p would round to 1 and
 ** its gradient to 0. What there is once per token is f64 and computed by one thread.
 */
-#include "device.cuh"
+#include "rows.cuh"
 
 /* log of the odds against the label; -inf when nothing else has weight. */
 static __device__ inline double against(float m, float s, float ly)
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_head_tile(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t T = c->n[0];
     tile_args a = {
@@ -105,12 +105,12 @@ cudaError_t bsk_cuda_head_tile(bsk_cuda *x, const bsk_call *c)
     if (T > INT32_MAX)
         return cudaErrorInvalidConfiguration;
     if (c->p[6] == c->p[0] && c->dtype != BS_DTYPE_F32) {
-        x->note = "the weights of a vocabulary tile take the logits' place in f32 only";
+        cuda->note = "the weights of a vocabulary tile take the logits' place in f32 only";
         return cudaErrorNotSupported;
     }
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using P = decltype(t);
-        return issue(x, tile_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
+        return issue(cuda, tile_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
                      (P *)c->p[6], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[6]));
     });
 }
@@ -137,16 +137,16 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_head_pick(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_head_pick(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t T = c->n[0], C = c->n[1];
     if (T <= 0 || C <= 0)
         return cudaSuccess;
     if (T > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using W = decltype(t);
-        return issue(x, pick_kernel<W>, (unsigned)T, token_block(), 0, (const W *)c->p[0],
+        return issue(cuda, pick_kernel<W>, (unsigned)T, token_block(), 0, (const W *)c->p[0],
                      (const int32_t *)c->p[1], (const float *)c->p[2], (float *)c->p[3], C, c->n[2],
                      c->n[3], c->n[4] ? (float)c->f[0] : 0.0f, rows_wide(C, c->p[0], c->p[3]));
     });
@@ -189,7 +189,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) finish_kernel(finish_args 
     }
 }
 
-cudaError_t bsk_cuda_head_finish(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_head_finish(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t T = c->n[0];
     finish_args a = {(const float *)c->p[0],
@@ -204,9 +204,9 @@ cudaError_t bsk_cuda_head_finish(bsk_cuda *x, const bsk_call *c)
         return cudaSuccess;
     if (T > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using D = decltype(t);
-        return issue(x, finish_kernel<D>, (unsigned)T, token_block(), 0, a, (D *)c->p[6],
+        return issue(cuda, finish_kernel<D>, (unsigned)T, token_block(), 0, a, (D *)c->p[6],
                      rows_wide(a.C, c->p[3], c->p[4], c->p[6]));
     });
 }
@@ -249,7 +249,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_head_dlogits(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_head_dlogits(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t T = c->n[0];
     dlogits_args a = {(const int32_t *)c->p[1],
@@ -265,12 +265,12 @@ cudaError_t bsk_cuda_head_dlogits(bsk_cuda *x, const bsk_call *c)
     if (T > INT32_MAX)
         return cudaErrorInvalidConfiguration;
     if (c->p[5] == c->p[0] && c->dtype != BS_DTYPE_F32) {
-        x->note = "the gradient of logits takes their place in f32 only";
+        cuda->note = "the gradient of logits takes their place in f32 only";
         return cudaErrorNotSupported;
     }
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using P = decltype(t);
-        return issue(x, dlogits_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
+        return issue(cuda, dlogits_kernel<P>, (unsigned)T, token_block(), 0, (const float *)c->p[0],
                      (P *)c->p[5], a, rows_wide(a.V, c->p[0]), rows_wide(a.V, c->p[5]));
     });
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** kernels.h: what the cuda backend and its kernels share. A launcher reads a bsk_call as bsk.h lays it
-** out and issues kernels on x->stream; it never waits, allocates or copies to the host. Shapes were
+** out and issues kernels on cuda->stream; it never waits, allocates or copies to the host. Shapes were
 ** checked above; what a launcher refuses is an element type or a size that it has no kernel for.
 **
 ** Results are a function of shapes and inputs only: no atomics, every sum has one fixed order.
@@ -93,7 +93,7 @@ typedef struct bsk_cuda {
 } bsk_cuda;
 
 /* cudaErrorNotSupported: refused, nothing was issued, note says why. */
-typedef cudaError_t bsk_cuda_fn(bsk_cuda *x, const bsk_call *c);
+typedef cudaError_t bsk_cuda_fn(bsk_cuda *cuda, const bsk_call *c);
 
 typedef struct bsk_cuda_entry {
     const char *name;
@@ -118,9 +118,9 @@ bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_
     bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
     bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq, bsk_cuda_adamw;
 /* Ends what the remembered products hold. */
-void bsk_cuda_forget_products(bsk_cuda *x);
+void bsk_cuda_forget_products(bsk_cuda *cuda);
 /* C [M,N] with leading dimension ldc becomes beta C: a product over nothing. */
-cudaError_t bsk_cuda_scale_matrix(bsk_cuda *x, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
+cudaError_t bsk_cuda_scale_matrix(bsk_cuda *cuda, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta);
 
 /* attention_*.cu: the versions that table.c chooses from. */
@@ -128,7 +128,7 @@ bool bsk_cuda_attention_tiled(int64_t D); /* the tensor cores have a kernel for 
 bsk_cuda_fn bsk_cuda_attention_mma, bsk_cuda_attention_bwd_mma, bsk_cuda_attention_plain,
     bsk_cuda_attention_bwd_plain;
 /* For compute capability 9.0 and no other, where that is compiled: BSK_CUDA_SM90. */
-bool bsk_cuda_attention_on_sm90(const bsk_cuda *x, int64_t D); /* they have this head dim */
+bool bsk_cuda_attention_on_sm90(const bsk_cuda *cuda, int64_t D); /* they have this head dim */
 bsk_cuda_fn bsk_cuda_attention_sm90, bsk_cuda_attention_bwd_sm90;
 
 #ifdef __cplusplus

@@ -2,12 +2,13 @@
 /*
 ** layernorm.cu: layer norm with weight and bias, y = (x - mean) * r * w + b with r = 1/sqrt(var + eps), the
 ** variance of the population (Ba et al. 2016). stats keeps (mean, r) of each row. A row belongs to a group of
-** threads, sums of it are f32 in one order. Gradients of w and b are column sums (columns.cuh).
+** threads, sums of it are f32 in one order. Gradients of w and b are column sums (column_sums.cuh).
 **
 ** The variance is the mean square of x - mean, which takes a second pass over the row: mean(x^2) - mean^2 would
 ** cancel where the mean is large. The passes after the first find the row in the caches.
 */
-#include "columns.cuh"
+#include "column_sums.cuh"
+#include "rows.cuh"
 
 /* A group without a row has limit 0 and still takes part in the reductions, whose barriers are the block's. */
 template <class T>
@@ -54,12 +55,12 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_layernorm(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_layernorm(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, layernorm_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+        return issue_rows(cuda, layernorm_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
                           (const T *)c->p[2], (T *)c->p[3], (float *)c->p[4], c->n[0], C,
                           (float)c->f[0], rows_wide(C, c->p[0], c->p[1], c->p[2], c->p[3]));
     });
@@ -108,7 +109,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 /* The term of a row in the gradient of w. */
-template <class T> struct v_layernorm { /* dy * n */
+template <class T> struct dw_term { /* dy * n */
     const T *x, *dy;
     const float *stats;
     int64_t C;
@@ -119,20 +120,20 @@ template <class T> struct v_layernorm { /* dy * n */
     }
 };
 
-cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_layernorm_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t rows = c->n[0], C = c->n[1];
-    return by_type(x, c->dtype, [&](auto tag) {
+    return by_type(cuda, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *stats = (const float *)c->p[2];
         /* gradients of w and b read dy, and dx may be written over it */
-        cudaError_t e = columns(x, v_layernorm<T>{in, dy, stats, C}, c->p[5], rows, C);
+        cudaError_t e = column_sums(cuda, dw_term<T>{in, dy, stats, C}, c->p[5], rows, C);
         if (e == cudaSuccess)
-            e = columns(x, v_plain<T>{dy, C}, c->p[6], rows, C);
+            e = column_sums(cuda, element_term<T>{dy, C}, c->p[6], rows, C);
         if (e != cudaSuccess)
             return e;
-        return issue_rows(x, layernorm_dx_kernel<T>, rows, C, in, (const T *)c->p[1], stats, dy,
+        return issue_rows(cuda, layernorm_dx_kernel<T>, rows, C, in, (const T *)c->p[1], stats, dy,
                           (T *)c->p[4], rows, C, c->n[2] != 0,
                           rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4]));
     });

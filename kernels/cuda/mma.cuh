@@ -17,7 +17,7 @@
 #ifndef BSK_CUDA_MMA_CUH
 #define BSK_CUDA_MMA_CUH
 
-#include "device.cuh"
+#include "elements.cuh"
 
 enum { PAD = 8, MMA_THREADS = 128 };
 

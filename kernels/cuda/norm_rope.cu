@@ -11,7 +11,8 @@
 **
 ** A turn is orthogonal up to `scaling`, so its backward is the turn by the opposite angle times the same.
 */
-#include "columns.cuh"
+#include "column_sums.cuh"
+#include "rows.cuh"
 
 enum {
     WARPS = ROW_THREADS / 32,
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_a
     }
 }
 
-/* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)), as in norm.cu. dx may be dy: a lane
+/* g = dy turned back, times w: dx = rstd * (g - x * rstd^2 * mean(g * x)), as in rmsnorm.cu. dx may be dy: a lane
    writes only what it alone has read. */
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS) backward_kernel(norm_rope_args<T> a)
@@ -307,36 +308,36 @@ static __global__ void __launch_bounds__(ROW_THREADS) halves_backward_kernel(nor
 }
 
 template <class T, int D>
-static cudaError_t issue_halves(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
+static cudaError_t issue_halves(bsk_cuda *cuda, const norm_rope_args<T> &a, bool backward)
 {
     int64_t blocks = (a.rows + halves<D>::HEADS - 1) / halves<D>::HEADS;
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
     auto kernel = backward ? halves_backward_kernel<T, D> : halves_forward_kernel<T, D>;
-    return issue(x, kernel, (unsigned)blocks, ROW_THREADS, 0, a);
+    return issue(cuda, kernel, (unsigned)blocks, ROW_THREADS, 0, a);
 }
 
 /* By the call's head: halves where there are kernels for it, else those for any. */
 template <class T>
-static cudaError_t issue_for_head(bsk_cuda *x, const norm_rope_args<T> &a, bool backward)
+static cudaError_t issue_for_head(bsk_cuda *cuda, const norm_rope_args<T> &a, bool backward)
 {
     bool halves = !a.interleaved && a.D == 2 * a.n_freq && aligned16(a.x) && aligned16(a.y) &&
                   aligned16(a.w) && aligned16(a.dy);
     if (halves && a.D == 64)
-        return issue_halves<T, 64>(x, a, backward);
+        return issue_halves<T, 64>(cuda, a, backward);
     if (halves && a.D == 128)
-        return issue_halves<T, 128>(x, a, backward);
+        return issue_halves<T, 128>(cuda, a, backward);
     if (halves && a.D == 256)
-        return issue_halves<T, 256>(x, a, backward);
+        return issue_halves<T, 256>(cuda, a, backward);
     auto kernel = backward ? backward_kernel<T> : forward_kernel<T>;
-    return issue(x, kernel, (unsigned)(a.rows / a.H), ROW_THREADS, 0, a);
+    return issue(cuda, kernel, (unsigned)(a.rows / a.H), ROW_THREADS, 0, a);
 }
 
 /* ---- the weight's gradient ---- */
 
 /* dy turned back * x * rstd, of entry c of head t (heads of all tokens are counted through). The walk down a column
    meets every head with one entry, so each computes its own angle; weights of head norms are seldom trained. */
-template <class T> struct v_norm_rope {
+template <class T> struct dw_term {
     norm_rope_args<T> a;
     __device__ double operator()(int64_t t, int64_t c) const
     {
@@ -372,38 +373,38 @@ template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
     return a;
 }
 
-static cudaError_t check(bsk_cuda *x, const bsk_call *c)
+static cudaError_t check(bsk_cuda *cuda, const bsk_call *c)
 {
     if (c->n[2] > BSK_NORM_ROPE_HEAD) {
-        x->note = "norm and rotation of heads of more than 512 entries";
+        cuda->note = "norm and rotation of heads of more than 512 entries";
         return cudaErrorNotSupported;
     }
     return c->n[0] > INT32_MAX || c->n[1] * c->n[2] > INT32_MAX ? cudaErrorInvalidConfiguration
                                                                 : cudaSuccess;
 }
 
-cudaError_t bsk_cuda_norm_rope(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_norm_rope(bsk_cuda *cuda, const bsk_call *c)
 {
-    cudaError_t e = check(x, c);
+    cudaError_t e = check(cuda, c);
     if (e != cudaSuccess || c->n[0] <= 0)
         return e;
-    return by_type(x, c->dtype, [&](auto tag) {
+    return by_type(cuda, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         norm_rope_args<T> a = args_of<T>(c);
         a.y = (T *)c->p[4];
         a.rstd = (float *)c->p[5];
         a.eps = (float)c->f[0];
         a.scaling = (float)c->f[1];
-        return issue_for_head(x, a, false);
+        return issue_for_head(cuda, a, false);
     });
 }
 
-cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
-    cudaError_t e = check(x, c);
+    cudaError_t e = check(cuda, c);
     if (e != cudaSuccess || c->n[0] <= 0)
         return e;
-    return by_type(x, c->dtype, [&](auto tag) {
+    return by_type(cuda, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         norm_rope_args<T> a = args_of<T>(c);
         a.rstd_in = (const float *)c->p[4];
@@ -412,9 +413,9 @@ cudaError_t bsk_cuda_norm_rope_bwd(bsk_cuda *x, const bsk_call *c)
         a.add = c->n[6] != 0;
         a.scaling = (float)c->f[0];
         /* the weight's gradient reads dy, and dx may be written over it */
-        cudaError_t st = columns(x, v_norm_rope<T>{a}, c->p[7], c->n[0] * a.H, a.D);
+        cudaError_t st = column_sums(cuda, dw_term<T>{a}, c->p[7], c->n[0] * a.H, a.D);
         if (st != cudaSuccess)
             return st;
-        return issue_for_head(x, a, true);
+        return issue_for_head(cuda, a, true);
     });
 }

@@ -5,33 +5,34 @@
 ** same way. So the bits do not depend on how many multiprocessors there are, nor on which block ends
 ** first. AdamW (Loshchilov & Hutter 2019) keeps f32 state and computes an element in f64.
 */
-#include "device.cuh"
+#include "elements.cuh"
+#include "launch.cuh"
 
-enum { SUM_THREADS = 256, SUM_BLOCKS = BSK_CUDA_PARTIALS };
+enum { THREADS = 256, SUM_BLOCKS = BSK_CUDA_PARTIALS };
 
 /* The sum of v over the block, in thread 0. Once in a kernel: no barrier keeps a second call from `part`. */
 static __device__ inline double block_sum(double v)
 {
-    __shared__ double part[SUM_THREADS / 32];
+    __shared__ double part[THREADS / 32];
     for (int d = 16; d > 0; d /= 2) /* lanes as a tree, then warps in order */
         v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
     __syncthreads();
     if (threadIdx.x == 0)
-        for (int i = 1; i < SUM_THREADS / 32; i++)
+        for (int i = 1; i < THREADS / 32; i++)
             v += part[i];
     return v;
 }
 
 /* The blocks' sums to part: a grid has no barrier, so the second kernel waits for them by its place in the queue. */
 template <bool SQUARES>
-static __global__ void __launch_bounds__(SUM_THREADS)
+static __global__ void __launch_bounds__(THREADS)
     sum_kernel(const float *x, double *part, int64_t n, bool wide)
 {
     double sum = 0.0;
-    for (int64_t at = ((int64_t)blockIdx.x * SUM_THREADS + threadIdx.x) * VEC; at < n;
-         at += (int64_t)gridDim.x * SUM_THREADS * VEC) {
+    for (int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VEC; at < n;
+         at += (int64_t)gridDim.x * THREADS * VEC) {
         float v[VEC];
         load_some(v, x + at, n - at, wide);
 #pragma unroll
@@ -43,11 +44,11 @@ static __global__ void __launch_bounds__(SUM_THREADS)
         part[blockIdx.x] = sum;
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS)
+static __global__ void __launch_bounds__(THREADS)
     sum_parts_kernel(const double *part, int n, double *out)
 {
     double sum = 0.0;
-    for (int i = threadIdx.x; i < n; i += SUM_THREADS)
+    for (int i = threadIdx.x; i < n; i += THREADS)
         sum += part[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0)
@@ -55,28 +56,28 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 /* Of no elements the second kernel alone runs, and writes 0. */
-template <bool SQUARES> static cudaError_t sum(bsk_cuda *x, const bsk_call *c)
+template <bool SQUARES> static cudaError_t sum(bsk_cuda *cuda, const bsk_call *c)
 {
     /* SUM_BLOCKS at most, as the partials have room for no more; longer arrays go round the grid again */
-    int64_t n = c->n[0], span = (int64_t)SUM_THREADS * VEC, blocks = (n + span - 1) / span;
+    int64_t n = c->n[0], span = (int64_t)THREADS * VEC, blocks = (n + span - 1) / span;
     blocks = blocks < (int64_t)SUM_BLOCKS ? blocks : (int64_t)SUM_BLOCKS;
     cudaError_t e = cudaSuccess;
     if (blocks > 0)
-        e = issue(x, sum_kernel<SQUARES>, (unsigned)blocks, SUM_THREADS, 0, (const float *)c->p[0],
-                  x->partials, n, aligned16(c->p[0]));
+        e = issue(cuda, sum_kernel<SQUARES>, (unsigned)blocks, THREADS, 0, (const float *)c->p[0],
+                  cuda->partials, n, aligned16(c->p[0]));
     if (e != cudaSuccess)
         return e;
-    return issue(x, sum_parts_kernel, 1, SUM_THREADS, 0, x->partials, (int)blocks, (double *)c->p[1]);
+    return issue(cuda, sum_parts_kernel, 1, THREADS, 0, cuda->partials, (int)blocks, (double *)c->p[1]);
 }
 
-cudaError_t bsk_cuda_sum(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_sum(bsk_cuda *cuda, const bsk_call *c)
 {
-    return sum<false>(x, c);
+    return sum<false>(cuda, c);
 }
 
-cudaError_t bsk_cuda_sumsq(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_sumsq(bsk_cuda *cuda, const bsk_call *c)
 {
-    return sum<true>(x, c);
+    return sum<true>(cuda, c);
 }
 
 /* keep: what weight decay leaves of a parameter, 1 - rate * decay; inv1, inv2: the bias corrections as factors. */
@@ -88,11 +89,11 @@ struct adamw_args {
    before that. The betas must be f64: of one near 1, f32 leaves few digits of 1 - beta. The copy is rounded from the
    stored f32, so that it is what expanding the parameter would give. A thread alone has its elements: in place. */
 template <class O>
-static __global__ void __launch_bounds__(MAP_THREADS)
+static __global__ void __launch_bounds__(THREADS)
     adamw_kernel(float *p, const float *g, float *m, float *v, O *copy, int64_t n, adamw_args a,
                  bool wide)
 {
-    int64_t at = ((int64_t)blockIdx.x * MAP_THREADS + threadIdx.x) * VEC, left = n - at;
+    int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VEC, left = n - at;
     float pi[VEC], gi[VEC], mi[VEC], vi[VEC];
     if (left <= 0)
         return;
@@ -116,19 +117,19 @@ static __global__ void __launch_bounds__(MAP_THREADS)
         store_some(copy + at, pi, left, wide);
 }
 
-cudaError_t bsk_cuda_adamw(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_adamw(bsk_cuda *cuda, const bsk_call *c)
 {
     const double *f = c->f;
-    int64_t n = c->n[0], blocks = (n + MAP_THREADS * VEC - 1) / (MAP_THREADS * VEC);
+    int64_t n = c->n[0], blocks = (n + THREADS * VEC - 1) / (THREADS * VEC);
     adamw_args a = {f[0], 1.0 - f[0] * f[4], f[1], f[2], f[3], 1.0 / f[5], 1.0 / f[6], f[7]};
     bool wide = rows_wide(0, c->p[0], c->p[1], c->p[2], c->p[3], c->p[4]);
     if (n <= 0)
         return cudaSuccess;
     if (blocks > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    return by_type(x, c->out, [&](auto t) {
+    return by_type(cuda, c->out, [&](auto t) {
         using O = decltype(t);
-        return issue(x, adamw_kernel<O>, (unsigned)blocks, MAP_THREADS, 0, (float *)c->p[0],
+        return issue(cuda, adamw_kernel<O>, (unsigned)blocks, THREADS, 0, (float *)c->p[0],
                      (const float *)c->p[1], (float *)c->p[2], (float *)c->p[3], (O *)c->p[4], n, a,
                      wide);
     });

@@ -3,7 +3,7 @@
 ** probe.cu: a kernel that does nothing for a while: whether kernels run here at all, and the random
 ** delays of tests. Called by the owner thread.
 */
-#include "cuda/kernels.h"
+#include "kernels.h"
 
 static __global__ void delay_kernel(uint64_t nanoseconds)
 {

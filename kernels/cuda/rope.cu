@@ -4,7 +4,7 @@
 ** its angles are computed once into shared memory and serve all heads. Entries past 2 * n_freq pass
 ** through. A thread turns whole pairs, so y may be x.
 */
-#include "device.cuh"
+#include "rows.cuh"
 
 enum { FREQS = 256 }; /* pairs of a head at most: head dims up to 512 */
 
@@ -87,13 +87,13 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_rope(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_rope(bsk_cuda *cuda, const bsk_call *c)
 {
     const int64_t *n = c->n;
     if (n[0] <= 0 || n[1] * n[2] <= 0)
         return cudaSuccess;
     if (n[3] > FREQS) {
-        x->note = "rotary embedding of more than 256 frequencies";
+        cuda->note = "rotary embedding of more than 256 frequencies";
         return cudaErrorNotSupported;
     }
     if (n[0] > INT32_MAX || n[1] * n[2] > INT32_MAX)
@@ -107,9 +107,9 @@ cudaError_t bsk_cuda_rope(bsk_cuda *x, const bsk_call *c)
                    n[5] != 0,
                    (float)c->f[0]};
     bool wide = n[3] % VEC == 0 && rows_wide(n[2], c->p[0], c->p[3]);
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, rope_kernel<T>, (unsigned)n[0], ROW_THREADS, 0, (const T *)c->p[0],
+        return issue(cuda, rope_kernel<T>, (unsigned)n[0], ROW_THREADS, 0, (const T *)c->p[0],
                      (T *)c->p[3], a, wide);
     });
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** rows.cu: kernels over the rows of x [T,C]: bias, softmax, column slices, row gates, gather and
+** rows.cu: kernels over the rows of x [T,C]: bias and its gradient, softmax, column slices, row gates, gather and
 ** scatter of rows. Rows are independent; where several rows are added into one (scatter) one block
 ** owns the target row and adds them in the order of the index.
 */
-#include "device.cuh"
+#include "column_sums.cuh"
+#include "rows.cuh"
 
 #define ROW_KERNEL(T) template <class T> static __global__ void __launch_bounds__(ROW_THREADS)
 
@@ -23,13 +24,23 @@ ROW_KERNEL(T) bias_kernel(T *y, const T *b, int64_t rows, int64_t C, bool wide)
     }
 }
 
-cudaError_t bsk_cuda_bias(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_bias(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, bias_kernel<T>, c->n[0], C, (T *)c->p[0], (const T *)c->p[1], c->n[0], C,
-                          rows_wide(C, c->p[0], c->p[1]));
+        return issue_rows(cuda, bias_kernel<T>, c->n[0], C, (T *)c->p[0], (const T *)c->p[1], c->n[0],
+                          C, rows_wide(C, c->p[0], c->p[1]));
+    });
+}
+
+/* The gradient of a bias. */
+cudaError_t bsk_cuda_colsum(bsk_cuda *cuda, const bsk_call *c)
+{
+    return by_type(cuda, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        return column_sums(cuda, element_term<T>{(const T *)c->p[0], c->n[1]}, c->p[1], c->n[0],
+                           c->n[1]);
     });
 }
 
@@ -67,13 +78,13 @@ ROW_KERNEL(T) softmax_kernel(const T *x, T *y, int64_t rows, int64_t C, bool wid
     }
 }
 
-cudaError_t bsk_cuda_softmax(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_softmax(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, softmax_kernel<T>, c->n[0], C, (const T *)c->p[0], (T *)c->p[1], c->n[0],
-                          C, rows_wide(C, c->p[0], c->p[1]));
+        return issue_rows(cuda, softmax_kernel<T>, c->n[0], C, (const T *)c->p[0], (T *)c->p[1],
+                          c->n[0], C, rows_wide(C, c->p[0], c->p[1]));
     });
 }
 
@@ -111,13 +122,14 @@ ROW_KERNEL(T) softmax_bwd_kernel(const T *y, const T *dy, T *dx, int64_t rows, i
     }
 }
 
-cudaError_t bsk_cuda_softmax_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_softmax_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, softmax_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
-                          (T *)c->p[2], c->n[0], C, rows_wide(C, c->p[0], c->p[1], c->p[2]));
+        return issue_rows(cuda, softmax_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0],
+                          (const T *)c->p[1], (T *)c->p[2], c->n[0], C,
+                          rows_wide(C, c->p[0], c->p[1], c->p[2]));
     });
 }
 
@@ -134,14 +146,14 @@ columns_kernel(const T *x, T *y, int64_t rows, int64_t C, int64_t first, int64_t
     }
 }
 
-cudaError_t bsk_cuda_columns(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_columns(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1], first = c->n[2], n = c->n[3];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
         bool wide = C % VEC == 0 && first % VEC == 0 && rows_wide(n, c->p[0], c->p[1]);
-        return issue_rows(x, columns_kernel<T>, c->n[0], n, (const T *)c->p[0], (T *)c->p[1], c->n[0],
-                          C, first, n, wide);
+        return issue_rows(cuda, columns_kernel<T>, c->n[0], n, (const T *)c->p[0], (T *)c->p[1],
+                          c->n[0], C, first, n, wide);
     });
 }
 
@@ -155,12 +167,12 @@ ROW_KERNEL(T) columns_bwd_kernel(const T *dy, T *dx, int64_t rows, int64_t C, in
     }
 }
 
-cudaError_t bsk_cuda_columns_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_columns_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, columns_bwd_kernel<T>, c->n[0], c->n[1], (const T *)c->p[0], (T *)c->p[1],
-                          c->n[0], c->n[1], c->n[2], c->n[3]);
+        return issue_rows(cuda, columns_bwd_kernel<T>, c->n[0], c->n[1], (const T *)c->p[0],
+                          (T *)c->p[1], c->n[0], c->n[1], c->n[2], c->n[3]);
     });
 }
 
@@ -183,20 +195,21 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-cudaError_t bsk_cuda_row_scale(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_row_scale(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, row_scale_kernel<T, T>, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
-                          (T *)c->p[2], c->n[0], C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2]));
+        return issue_rows(cuda, row_scale_kernel<T, T>, c->n[0], C, (const T *)c->p[0],
+                          (const T *)c->p[1], (T *)c->p[2], c->n[0], C, c->n[2], c->n[3],
+                          rows_wide(C, c->p[0], c->p[2]));
     });
 }
 
-cudaError_t bsk_cuda_row_mul(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_row_mul(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return issue_rows(x, row_scale_kernel<float, float>, c->n[0], C, (const float *)c->p[0],
+    return issue_rows(cuda, row_scale_kernel<float, float>, c->n[0], C, (const float *)c->p[0],
                       (const float *)c->p[1], (float *)c->p[0], c->n[0], C, 1, 0,
                       rows_wide(C, c->p[0]));
 }
@@ -222,12 +235,12 @@ row_scale_bwd_kernel(const T *x, const T *g, const T *dy, T *dx, T *dg, int64_t 
         from_f32(&dg[t * G + i], i == column ? dot : 0.0f);
 }
 
-cudaError_t bsk_cuda_row_scale_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_row_scale_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, row_scale_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0],
+        return issue_rows(cuda, row_scale_bwd_kernel<T>, c->n[0], C, (const T *)c->p[0],
                           (const T *)c->p[1], (const T *)c->p[2], (T *)c->p[3], (T *)c->p[4], c->n[0],
                           C, c->n[2], c->n[3], rows_wide(C, c->p[0], c->p[2], c->p[3]));
     });
@@ -247,13 +260,14 @@ ROW_KERNEL(T) gather_kernel(const T *x, const int32_t *index, T *y, int64_t n, i
     }
 }
 
-cudaError_t bsk_cuda_gather_rows(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_gather_rows(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue_rows(x, gather_kernel<T>, c->n[0], C, (const T *)c->p[0], (const int32_t *)c->p[1],
-                          (T *)c->p[2], c->n[0], C, rows_wide(C, c->p[0], c->p[2]));
+        return issue_rows(cuda, gather_kernel<T>, c->n[0], C, (const T *)c->p[0],
+                          (const int32_t *)c->p[1], (T *)c->p[2], c->n[0], C,
+                          rows_wide(C, c->p[0], c->p[2]));
     });
 }
 
@@ -323,16 +337,16 @@ scatter_kernel(const T *dy, const int32_t *index, T *dx, int64_t n, int64_t C, f
     }
 }
 
-cudaError_t bsk_cuda_scatter_rows(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_scatter_rows(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t n = c->n[0], C = c->n[1];
     if (n <= 0 || C <= 0)
         return cudaSuccess;
     if (n > INT32_MAX)
         return cudaErrorInvalidConfiguration;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, scatter_kernel<T>, (unsigned)n, ROW_THREADS, 0, (const T *)c->p[0],
+        return issue(cuda, scatter_kernel<T>, (unsigned)n, ROW_THREADS, 0, (const T *)c->p[0],
                      (const int32_t *)c->p[1], (T *)c->p[2], n, C, (float)c->f[0],
                      rows_wide(C, c->p[0], c->p[2]));
     });

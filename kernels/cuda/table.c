@@ -18,26 +18,26 @@ static bool tiled(const bsk_call *c, int operands)
     return c->dtype == BS_DTYPE_BF16 && bits % 16 == 0 && bsk_cuda_attention_tiled(c->n[HEAD_DIM]);
 }
 
-cudaError_t bsk_cuda_attention(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention(bsk_cuda *cuda, const bsk_call *c)
 {
     if (!tiled(c, 6))
-        return bsk_cuda_attention_plain(x, c);
+        return bsk_cuda_attention_plain(cuda, c);
 #ifdef BSK_CUDA_SM90
-    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]))
-        return bsk_cuda_attention_sm90(x, c);
+    if (bsk_cuda_attention_on_sm90(cuda, c->n[HEAD_DIM]))
+        return bsk_cuda_attention_sm90(cuda, c);
 #endif
-    return bsk_cuda_attention_mma(x, c);
+    return bsk_cuda_attention_mma(cuda, c);
 }
 
-cudaError_t bsk_cuda_attention_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     if (!tiled(c, 11))
-        return bsk_cuda_attention_bwd_plain(x, c);
+        return bsk_cuda_attention_bwd_plain(cuda, c);
 #ifdef BSK_CUDA_SM90
-    if (bsk_cuda_attention_on_sm90(x, c->n[HEAD_DIM]))
-        return bsk_cuda_attention_bwd_sm90(x, c);
+    if (bsk_cuda_attention_on_sm90(cuda, c->n[HEAD_DIM]))
+        return bsk_cuda_attention_bwd_sm90(cuda, c);
 #endif
-    return bsk_cuda_attention_bwd_mma(x, c);
+    return bsk_cuda_attention_bwd_mma(cuda, c);
 }
 
 const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {

@@ -275,13 +275,13 @@ static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const floa
 
 /* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. A box is one panel wide, since the
    swizzle allows no more than 128 bytes. a must be aligned to 16 bytes, and so must its rows. */
-static inline cudaError_t tensor_map(const bsk_cuda *x, CUtensorMap *map, const void *a, int64_t rows,
-                                     int64_t columns, int tile_rows)
+static inline cudaError_t tensor_map(const bsk_cuda *cuda, CUtensorMap *map, const void *a,
+                                     int64_t rows, int64_t columns, int tile_rows)
 {
     const cuuint64_t size[] = {(cuuint64_t)columns, (cuuint64_t)rows};
     const cuuint64_t pitch[] = {(cuuint64_t)columns * sizeof(bf16)};
     const cuuint32_t box[] = {PANEL, (cuuint32_t)tile_rows}, step[] = {1, 1};
-    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)x->encode_tensor_map)(
+    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)cuda->encode_tensor_map)(
         map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(a), size, pitch, box, step,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

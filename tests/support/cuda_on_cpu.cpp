@@ -168,9 +168,9 @@ bool bsk_cuda_attention_tiled(int64_t)
     return false; /* so that attention without tensor cores runs */
 }
 
-cudaError_t bsk_cuda_gemm(bsk_cuda *x, const bsk_call *)
+cudaError_t bsk_cuda_gemm(bsk_cuda *cuda, const bsk_call *)
 {
-    x->note = "products are the library's";
+    cuda->note = "products are the library's";
     return cudaErrorNotSupported;
 }
 

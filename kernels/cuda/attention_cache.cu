@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** cache.cu: keys and values of earlier tokens. A block of attention is one query and head: its warps
+** attention_cache.cu: keys and values of earlier tokens. A block of attention is one query and head: its warps
 ** take every WARPS-th key, a lane holding every 32nd channel, each with a running maximum and sum;
 ** the first warp then joins them in their order.
 */
-#include "device.cuh"
+#include "elements.cuh"
+#include "launch.cuh"
 
-enum { WARPS = 8, CHANNELS = BSK_CUDA_MAX_HEAD_DIM / 32 };
+enum { WARPS = 8, THREADS = WARPS * 32, CHANNELS = BSK_CUDA_MAX_HEAD_DIM / 32 };
 
 template <class T> struct cache_args {
     const T *q, *k, *v; /* [T,H*D], [rows,capacity,K*D] */
@@ -51,8 +52,7 @@ static __device__ inline void walk_keys(const cache_args<T> &a, const T *k, cons
     }
 }
 
-template <class T>
-static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(cache_args<T> a)
+template <class T> static __global__ void __launch_bounds__(THREADS) attention_kernel(cache_args<T> a)
 {
     __shared__ float parts[WARPS][BSK_CUDA_MAX_HEAD_DIM], ms[WARPS], sums[WARPS];
     int h = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -87,15 +87,15 @@ static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(cache_args
     }
 }
 
-cudaError_t bsk_cuda_attention_cache(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_cache(bsk_cuda *cuda, const bsk_call *c)
 {
     if (c->n[3] > BSK_CUDA_MAX_HEAD_DIM || c->n[0] > 65535) {
-        x->note = "cached attention has head dims up to 256 and up to 65535 new tokens";
+        cuda->note = "cached attention has head dims up to 256 and up to 65535 new tokens";
         return cudaErrorNotSupported;
     }
     if (c->n[0] <= 0)
         return cudaSuccess;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
         cache_args<T> a = {(const T *)c->p[0],
                            (const T *)c->p[1],
@@ -111,7 +111,7 @@ cudaError_t bsk_cuda_attention_cache(bsk_cuda *x, const bsk_call *c)
                            (int)c->n[3],
                            (float)c->f[0],
                            (float)c->f[1]};
-        return issue(x, attention_kernel<T>, dim3((unsigned)a.H, (unsigned)c->n[0]), WARPS * 32, 0, a);
+        return issue(cuda, attention_kernel<T>, dim3((unsigned)a.H, (unsigned)c->n[0]), THREADS, 0, a);
     });
 }
 
@@ -124,14 +124,14 @@ static __global__ void put_kernel(const T *x, const int32_t *row, const int32_t 
         cache[(row[t] * capacity + pos[t]) * C + i % C] = x[i];
 }
 
-cudaError_t bsk_cuda_cache_put(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_cache_put(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t n = c->n[0] * c->n[1];
     if (n <= 0)
         return cudaSuccess;
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
-        return issue(x, put_kernel<T>, (unsigned)((n + MAP_THREADS - 1) / MAP_THREADS), MAP_THREADS, 0,
+        return issue(cuda, put_kernel<T>, (unsigned)((n + THREADS - 1) / THREADS), THREADS, 0,
                      (const T *)c->p[0], (const int32_t *)c->p[1], (const int32_t *)c->p[2],
                      (T *)c->p[3], n, c->n[1], c->n[3]);
     });

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** attention_bwd.cu: the gradient of attention on tensor cores (Dao et al. 2022, 2023): one pass over key
+** attention_mma_bwd.cu: the gradient of attention on tensor cores (Dao et al. 2022, 2023): one pass over key
 ** tiles gives dk and dv, one over query tiles dq. Both compute P = e^(s - lse) and dS = P (dP - delta)
 ** again, with dP = dO v^T and delta = rowsum(dO O), which equals rowsum(P dP). One pass for all three
 ** would take five products a tile in place of seven, but would have to add dq into memory from many
@@ -13,6 +13,7 @@
 ** columns come in order.
 */
 #include "attention.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 
 /* SUMS of a pass: what it accumulates, dS times the first operand or P times the second. */
@@ -373,7 +374,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
     store_sums<D, KEYS, SUMS>(t, a, w, warp_row, sum1, sum2);
 }
 
-template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const attention_args &a)
+template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *cuda, const attention_args &a)
 {
     using S = shape<D>;
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
@@ -381,25 +382,25 @@ template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *x, const
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
-    return issue(x, kernel, dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS, S::BYTES,
-                 a);
+    return issue(cuda, kernel, dim3((unsigned)(KEYS ? a.K : a.H), (unsigned)tiles), MMA_THREADS,
+                 S::BYTES, a);
 }
 
 /* Two sums of a head dim above 128 are more than the registers hold: dk and dv take a pass each. */
-template <int D> static cudaError_t backward(bsk_cuda *x, const attention_args &a)
+template <int D> static cudaError_t backward(bsk_cuda *cuda, const attention_args &a)
 {
     cudaError_t e;
     if constexpr (D <= 128) {
-        e = pass<D, true, SUM_FIRST | SUM_SECOND>(x, a);
+        e = pass<D, true, SUM_FIRST | SUM_SECOND>(cuda, a);
     } else {
-        e = pass<D, true, SUM_FIRST>(x, a);
+        e = pass<D, true, SUM_FIRST>(cuda, a);
         if (e == cudaSuccess)
-            e = pass<D, true, SUM_SECOND>(x, a);
+            e = pass<D, true, SUM_SECOND>(cuda, a);
     }
-    return e == cudaSuccess ? pass<D, false, SUM_FIRST>(x, a) : e;
+    return e == cudaSuccess ? pass<D, false, SUM_FIRST>(cuda, a) : e;
 }
 
-cudaError_t bsk_cuda_attention_bwd_mma(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_bwd_mma(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
     if (!attention_args_of(c, &a))
@@ -407,19 +408,19 @@ cudaError_t bsk_cuda_attention_bwd_mma(bsk_cuda *x, const bsk_call *c)
     if (a.T <= 0)
         return cudaSuccess;
     attention_backward_args(c, &a);
-    cudaError_t e = bsk_cuda_attention_prepare(x, &a, c->dtype);
+    cudaError_t e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
     if (e != cudaSuccess)
         return e;
     switch (a.D) {
     case 64:
-        return backward<64>(x, a);
+        return backward<64>(cuda, a);
     case 80:
-        return backward<80>(x, a);
+        return backward<80>(cuda, a);
     case 96:
-        return backward<96>(x, a);
+        return backward<96>(cuda, a);
     case 128:
-        return backward<128>(x, a);
+        return backward<128>(cuda, a);
     default:
-        return backward<256>(x, a);
+        return backward<256>(cuda, a);
     }
 }

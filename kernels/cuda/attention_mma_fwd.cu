@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** attention_fwd.cu: attention on tensor cores (Dao et al. 2022, 2023), bf16 operands, f32 sums. A
+** attention_mma_fwd.cu: attention on tensor cores (Dao et al. 2022, 2023), bf16 operands, f32 sums. A
 ** block of 4 warps owns ROWS queries of one head and walks the keys in tiles of COLUMNS with a running
 ** maximum and sum (Milakov & Gimelshein 2018). A warp owns 16 * STACK queries: its scores turn into the
 ** operand of the second product in registers. While scores are computed the tile of v is on its way,
 ** while values are added up the next tile of k.
 */
 #include "attention.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 
 /* STACK: an operand of k or v, once read from shared memory, serves so many products; two are what the registers
@@ -203,7 +204,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
     }
 }
 
-template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
+template <int D> static cudaError_t launch(bsk_cuda *cuda, const attention_args &a)
 {
     using S = shape<D>;
     auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
@@ -211,7 +212,7 @@ template <int D> static cudaError_t launch(bsk_cuda *x, const attention_args &a)
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
-    return issue(x, kernel, dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, a);
+    return issue(cuda, kernel, dim3((unsigned)a.H, (unsigned)tiles), MMA_THREADS, S::BYTES, a);
 }
 
 bool bsk_cuda_attention_tiled(int64_t D)
@@ -219,7 +220,7 @@ bool bsk_cuda_attention_tiled(int64_t D)
     return D == 64 || D == 80 || D == 96 || D == 128 || D == 256;
 }
 
-cudaError_t bsk_cuda_attention_mma(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_attention_mma(bsk_cuda *cuda, const bsk_call *c)
 {
     attention_args a;
     if (!attention_args_of(c, &a))
@@ -229,14 +230,14 @@ cudaError_t bsk_cuda_attention_mma(bsk_cuda *x, const bsk_call *c)
     attention_forward_args(c, &a);
     switch (a.D) {
     case 64:
-        return launch<64>(x, a);
+        return launch<64>(cuda, a);
     case 80:
-        return launch<80>(x, a);
+        return launch<80>(cuda, a);
     case 96:
-        return launch<96>(x, a);
+        return launch<96>(cuda, a);
     case 128:
-        return launch<128>(x, a);
+        return launch<128>(cuda, a);
     default:
-        return launch<256>(x, a);
+        return launch<256>(cuda, a);
     }
 }

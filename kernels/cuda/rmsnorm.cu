@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** norm.cu: RMSNorm (Zhang & Sennrich 2019), y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the
-** weight or 1 + weight; and the column sums of a matrix. A row belongs to a group of threads, sums of it
-** are f32 in one order: a thread's own in the order of its columns, then those of the group.
+** rmsnorm.cu: RMSNorm (Zhang & Sennrich 2019), y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the
+** weight or 1 + weight. A row belongs to a group of threads, sums of it are f32 in one order: a thread's own in the order of its columns, then those of the group.
 **
 ** These kernels do little but move memory, so each row is to be read once: a thread keeps what it has of
 ** the row in registers, as stored, while the group's sum is made.
 */
-#include "columns.cuh"
+#include "column_sums.cuh"
+#include "rows.cuh"
 
 #include <type_traits>
 
@@ -79,16 +79,16 @@ template <class F> static cudaError_t by_length(int64_t C, F fn)
     return fn(std::integral_constant<int, 4>());
 }
 
-cudaError_t bsk_cuda_rmsnorm(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_rmsnorm(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t C = c->n[1];
-    return by_type(x, c->dtype, [&](auto t) {
+    return by_type(cuda, c->dtype, [&](auto t) {
         using T = decltype(t);
         return by_length(C, [&](auto n) {
             constexpr int N = decltype(n)::value;
             auto kernel = rows_wide(C, c->p[0], c->p[1], c->p[2]) ? rmsnorm_kernel<T, N, true>
                                                                   : rmsnorm_kernel<T, N, false>;
-            return issue_rows<N>(x, kernel, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
+            return issue_rows<N>(cuda, kernel, c->n[0], C, (const T *)c->p[0], (const T *)c->p[1],
                                  (T *)c->p[2], (float *)c->p[3], c->n[0], C, c->n[2] ? 1.0f : 0.0f,
                                  (float)c->f[0]);
         });
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 /* The term of a row in the gradient of w. */
-template <class T> struct v_norm { /* dy * x * rstd */
+template <class T> struct dw_term { /* dy * x * rstd */
     const T *x, *dy;
     const float *rstd;
     int64_t C;
@@ -155,23 +155,15 @@ template <class T> struct v_norm { /* dy * x * rstd */
     }
 };
 
-cudaError_t bsk_cuda_colsum(bsk_cuda *x, const bsk_call *c)
-{
-    return by_type(x, c->dtype, [&](auto t) {
-        using T = decltype(t);
-        return columns(x, v_plain<T>{(const T *)c->p[0], c->n[1]}, c->p[1], c->n[0], c->n[1]);
-    });
-}
-
-cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
+cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *cuda, const bsk_call *c)
 {
     int64_t rows = c->n[0], C = c->n[1];
-    return by_type(x, c->dtype, [&](auto tag) {
+    return by_type(cuda, c->dtype, [&](auto tag) {
         using T = decltype(tag);
         const T *in = (const T *)c->p[0], *dy = (const T *)c->p[3];
         const float *rstd = (const float *)c->p[2];
         /* the weight's gradient reads dy, and dx may be written over it */
-        cudaError_t e = columns(x, v_norm<T>{in, dy, rstd, C}, c->p[5], rows, C);
+        cudaError_t e = column_sums(cuda, dw_term<T>{in, dy, rstd, C}, c->p[5], rows, C);
         if (e != cudaSuccess)
             return e;
         return by_length(C, [&](auto n) {
@@ -179,7 +171,7 @@ cudaError_t bsk_cuda_rmsnorm_bwd(bsk_cuda *x, const bsk_call *c)
             auto kernel = rows_wide(C, c->p[0], c->p[1], c->p[3], c->p[4])
                               ? rmsnorm_dx_kernel<T, N, true>
                               : rmsnorm_dx_kernel<T, N, false>;
-            return issue_rows<N>(x, kernel, rows, C, in, (const T *)c->p[1], rstd, dy, (T *)c->p[4],
+            return issue_rows<N>(cuda, kernel, rows, C, in, (const T *)c->p[1], rstd, dy, (T *)c->p[4],
                                  rows, C, c->n[2] ? 1.0f : 0.0f, c->n[3] != 0);
         });
     });
