@@ -10,6 +10,8 @@
 */
 #include "kernel_trial.h"
 
+#include <math.h>
+
 /* ---- the operations ---- */
 
 static const bs_dtype types[] = {BS_DTYPE_F32, BS_DTYPE_BF16};

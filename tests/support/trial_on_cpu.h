@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** trial_on_cpu.h: kernel trials with the source of the cuda kernels compiled for the CPU (cuda_on_cpu.h), by the
-** table of the cuda device. Part of kernel_trial.h.
+** table of the cuda device.
 */
 #ifndef TRIAL_ON_CPU_H
 #define TRIAL_ON_CPU_H
+
+#include "trial.h"
 
 #include "cuda/kernels.h"
 
@@ -21,7 +23,7 @@ static void close_device(void) {}
 static bool run_device(const trial *t, const layout *l, unsigned char *image)
 {
     static double partials[BSK_CUDA_PARTIALS];
-    bsk_cuda x = {.partials = partials};
+    bsk_cuda cuda = {.partials = partials};
     bsk_call call = {.dtype = (int)t->dtype, .out = (int)t->out};
     unsigned char *memory = aligned_alloc(256, bsi_round_up(l->bytes, 256));
     if (!memory) {
@@ -33,7 +35,7 @@ static bool run_device(const trial *t, const layout *l, unsigned char *image)
         call.p[i] = t->p[i].n ? memory + l->at[i] : NULL;
     memcpy(call.n, t->n, sizeof call.n);
     memcpy(call.f, t->f, sizeof call.f);
-    cudaError_t e = bsk_cuda_table[t->op].fn(&x, &call);
+    cudaError_t e = bsk_cuda_table[t->op].fn(&cuda, &call);
     if (e != cudaSuccess && e != cudaErrorNotSupported) {
         printf("FATAL %s: error %d\n", t->name, (int)e);
         exit(1);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trial_on_device.h: kernel trials on a device, through the device layer. Part of kernel_trial.h. */
+/* trial_on_device.h: kernel trials on a device, through the device layer. */
 #ifndef TRIAL_ON_DEVICE_H
 #define TRIAL_ON_DEVICE_H
+
+#include "trial.h"
 
 enum { SHORT = 0 }; /* trials may be large */
 
