@@ -98,57 +98,57 @@ static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4],
 /* Rows [row0, end), of the key head kv or the query head h0, and columns [from, to), of the key head kv or the
    query heads from h0 on. Each head has per_head tiles of columns; the pass takes one a step. k and v point at
    the head, q and grad_o at the first of all heads. */
-struct part {
+struct block_part {
     int row0, end, from, to, h0, kv, per_head, steps;
     int64_t ld_row, ld_column;
     const bf16 *k, *v, *q, *grad_o;
 };
 
-template <int D, bool KEYS> static __device__ inline part my_part(const attention_args &a)
+template <int D, bool KEYS> static __device__ inline block_part my_part(const attention_args &a)
 {
     using S = shape<D>;
-    part w;
+    block_part part;
     int group = a.H / a.K;
     int tile = KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y; /* the longest first */
-    w.row0 = tile * S::ROWS;
-    w.end = min(w.row0 + S::ROWS, a.T);
-    w.kv = KEYS ? blockIdx.x : blockIdx.x / group;
-    w.h0 = KEYS ? w.kv * group : blockIdx.x;
+    part.row0 = tile * S::ROWS;
+    part.end = min(part.row0 + S::ROWS, a.T);
+    part.kv = KEYS ? blockIdx.x : blockIdx.x / group;
+    part.h0 = KEYS ? part.kv * group : blockIdx.x;
     int64_t ldq = (int64_t)a.H * D, ldk = (int64_t)a.K * D;
-    w.ld_row = KEYS ? ldk : ldq;
-    w.ld_column = KEYS ? ldq : ldk;
-    w.k = (const bf16 *)a.k + (int64_t)w.kv * D;
-    w.v = (const bf16 *)a.v + (int64_t)w.kv * D;
-    w.q = (const bf16 *)a.q;
-    w.grad_o = (const bf16 *)a.grad_o;
-    w.from = KEYS ? w.row0 : a.first[w.row0];
-    w.to = KEYS ? last_query(a, w.end - 1) : w.end;
-    w.per_head = (w.to - w.from + S::COLUMNS - 1) / S::COLUMNS;
-    w.steps = w.per_head * (KEYS ? group : 1);
-    return w;
+    part.ld_row = KEYS ? ldk : ldq;
+    part.ld_column = KEYS ? ldq : ldk;
+    part.k = (const bf16 *)a.k + (int64_t)part.kv * D;
+    part.v = (const bf16 *)a.v + (int64_t)part.kv * D;
+    part.q = (const bf16 *)a.q;
+    part.grad_o = (const bf16 *)a.grad_o;
+    part.from = KEYS ? part.row0 : a.first[part.row0];
+    part.to = KEYS ? last_query(a, part.end - 1) : part.end;
+    part.per_head = (part.to - part.from + S::COLUMNS - 1) / S::COLUMNS;
+    part.steps = part.per_head * (KEYS ? group : 1);
+    return part;
 }
 
 /* The first column of a step, and its query head. */
-template <int D> static __device__ inline int column_of(const part &w, int step)
+template <int D> static __device__ inline int column_of(const block_part &part, int step)
 {
-    return w.from + step % w.per_head * shape<D>::COLUMNS;
+    return part.from + step % part.per_head * shape<D>::COLUMNS;
 }
 
-static __device__ inline int head_of(const part &w, int step)
+static __device__ inline int head_of(const block_part &part, int step)
 {
-    return w.h0 + step / w.per_head;
+    return part.h0 + step / part.per_head;
 }
 
 /* ---- tiles in shared memory ---- */
 
 /* The tiles of rows; the streamed ones, STAGES of the first operand; what a score needs of a streamed query. */
-template <int D> struct tiles {
+template <int D> struct shared_memory {
     using S = shape<D>;
     bf16 *row1, *row2, *column2, *column1;
     float *lse, *delta;
     int *first;
 
-    __device__ explicit tiles(bf16 *memory)
+    __device__ explicit shared_memory(bf16 *memory)
     {
         row1 = memory;
         row2 = row1 + S::ROWS * S::STRIDE;
@@ -160,35 +160,41 @@ template <int D> struct tiles {
     }
 };
 
-template <int D, bool KEYS> static __device__ inline void load_rows(const tiles<D> &t, const part &w)
+template <int D, bool KEYS>
+static __device__ inline void load_rows(const shared_memory<D> &shared, const block_part &part)
 {
     constexpr int ROWS = shape<D>::ROWS;
-    load_tile<ROWS, D>(t.row1, KEYS ? w.k : w.q + (int64_t)w.h0 * D, w.ld_row, w.row0, w.end);
-    load_tile<ROWS, D>(t.row2, KEYS ? w.v : w.grad_o + (int64_t)w.h0 * D, w.ld_row, w.row0, w.end);
+    load_tile<ROWS, D>(shared.row1, KEYS ? part.k : part.q + (int64_t)part.h0 * D, part.ld_row,
+                       part.row0, part.end);
+    load_tile<ROWS, D>(shared.row2, KEYS ? part.v : part.grad_o + (int64_t)part.h0 * D, part.ld_row,
+                       part.row0, part.end);
 }
 
 template <int D, bool KEYS>
-static __device__ inline void load_first(const tiles<D> &t, const attention_args &a, const part &w,
-                                         int step)
+static __device__ inline void load_first(const shared_memory<D> &shared, const attention_args &a,
+                                         const block_part &part, int step)
 {
     constexpr int COLUMNS = shape<D>::COLUMNS, STAGES = shape<D>::STAGES, STRIDE = shape<D>::STRIDE;
-    int h = head_of(w, step), c0 = column_of<D>(w, step), stage = step % STAGES;
-    load_tile<COLUMNS, D>(t.column1 + stage * COLUMNS * STRIDE, KEYS ? w.q + (int64_t)h * D : w.k,
-                          w.ld_column, c0, w.to);
+    int h = head_of(part, step), c0 = column_of<D>(part, step), stage = step % STAGES;
+    load_tile<COLUMNS, D>(shared.column1 + stage * COLUMNS * STRIDE,
+                          KEYS ? part.q + (int64_t)h * D : part.k, part.ld_column, c0, part.to);
     if (KEYS)
         for (int i = threadIdx.x; i < COLUMNS; i += MMA_THREADS) {
-            int64_t c = c0 + i < w.to ? c0 + i : c0; /* past the end any: hide leaves nothing of it */
-            cp_async(&t.lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
-            cp_async(&t.delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
-            cp_async(&t.first[stage * COLUMNS + i], &a.first[c], 4, true);
+            /* past the end the values of any query: hide_unseen leaves nothing of it */
+            int64_t c = c0 + i < part.to ? c0 + i : c0;
+            cp_async(&shared.lse[stage * COLUMNS + i], &a.lse_in[c * a.H + h], 4, true);
+            cp_async(&shared.delta[stage * COLUMNS + i], &a.delta[c * a.H + h], 4, true);
+            cp_async(&shared.first[stage * COLUMNS + i], &a.first[c], 4, true);
         }
 }
 
 template <int D, bool KEYS>
-static __device__ inline void load_second(const tiles<D> &t, const part &w, int step)
+static __device__ inline void load_second(const shared_memory<D> &shared, const block_part &part,
+                                          int step)
 {
-    load_tile<shape<D>::COLUMNS, D>(t.column2, KEYS ? w.grad_o + (int64_t)head_of(w, step) * D : w.v,
-                                    w.ld_column, column_of<D>(w, step), w.to);
+    load_tile<shape<D>::COLUMNS, D>(shared.column2,
+                                    KEYS ? part.grad_o + (int64_t)head_of(part, step) * D : part.v,
+                                    part.ld_column, column_of<D>(part, step), part.to);
 }
 
 /* ---- scores and their gradient ---- */
@@ -200,45 +206,46 @@ struct query {
 };
 
 /* The two queries of a thread's rows. A row past the end sees no key. */
-static __device__ inline void load_queries(query (&mine)[2], const attention_args &a, const part &w,
-                                           int warp_row, int lane)
+static __device__ inline void load_queries(query (&row_queries)[2], const attention_args &a,
+                                           const block_part &part, int warp_row, int lane)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int i = w.row0 + warp_row + 8 * half + lane / 4;
-        bool there = i < w.end;
-        mine[half].lse2 = there ? LOG2E * a.lse_in[(int64_t)i * a.H + w.h0] : 0.0f;
-        mine[half].delta = there ? a.delta[(int64_t)i * a.H + w.h0] : 0.0f;
-        mine[half].first = there ? a.first[i] : INT32_MAX;
+        int i = part.row0 + warp_row + 8 * half + lane / 4;
+        bool there = i < part.end;
+        row_queries[half].lse2 = there ? LOG2E * a.lse_in[(int64_t)i * a.H + part.h0] : 0.0f;
+        row_queries[half].delta = there ? a.delta[(int64_t)i * a.H + part.h0] : 0.0f;
+        row_queries[half].first = there ? a.first[i] : INT32_MAX;
     }
 }
 
 /* The query of element e of score tile n. */
 template <int D, bool KEYS>
-static __device__ inline query query_of(const tiles<D> &t, const query (&mine)[2], int stage, int lane,
-                                        int n, int e)
+static __device__ inline query query_of(const shared_memory<D> &shared, const query (&row_queries)[2],
+                                        int stage, int lane, int n, int e)
 {
     if (!KEYS)
-        return mine[e / 2];
+        return row_queries[e / 2];
     int i = stage * shape<D>::COLUMNS + n * 8 + lane % 4 * 2 + e % 2;
-    return query{LOG2E * t.lse[i], t.delta[i], t.first[i]};
+    return query{LOG2E * shared.lse[i], shared.delta[i], shared.first[i]};
 }
 
 /* Keys that a query does not see, in the columns from c0 on, to -inf. */
 template <int D, bool KEYS, int NT>
-static __device__ inline void hide(float (&s)[NT][4], const tiles<D> &t, const part &w,
-                                   const query (&mine)[2], int stage, int warp_row, int lane, int c0)
+static __device__ inline void hide_unseen(float (&s)[NT][4], const shared_memory<D> &shared,
+                                          const block_part &part, const query (&row_queries)[2],
+                                          int stage, int warp_row, int lane, int c0)
 {
-    int end = w.end;
+    int end = part.end;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int row = w.row0 + warp_row + 8 * (e / 2) + lane / 4;
+            int row = part.row0 + warp_row + 8 * (e / 2) + lane / 4;
             int column = c0 + n * 8 + lane % 4 * 2 + e % 2;
             int key = KEYS ? row : column, i = KEYS ? column : row;
-            if (key > i || key < query_of<D, KEYS>(t, mine, stage, lane, n, e).first ||
-                i >= (KEYS ? w.to : end))
+            if (key > i || key < query_of<D, KEYS>(shared, row_queries, stage, lane, n, e).first ||
+                i >= (KEYS ? part.to : end))
                 s[n][e] = -INFINITY;
         }
 }
@@ -253,41 +260,42 @@ static __device__ inline void gradient(const attention_args &a, float power, con
     dp = p * (dp - q.delta);
     if (SCORE == SCORE_GENERAL && a.cap > 0.0f) {
         /* s is LOG2E cap tanh(x / cap), whose slope is 1 - tanh^2; of a hidden key, -inf, it is not a number */
-        float t = s / (a.cap * LOG2E);
-        dp = p == 0.0f ? 0.0f : dp * (1.0f - t * t);
+        float tanh = s / (a.cap * LOG2E);
+        dp = p == 0.0f ? 0.0f : dp * (1.0f - tanh * tanh);
     }
     s = p;
 }
 
 /* Scores to P and dP to dS, tiles of both. */
 template <int D, bool KEYS, int SCORE, int NT>
-static __device__ inline void gradients(float (&s)[NT][4], float (&dp)[NT][4], const tiles<D> &t,
-                                        const attention_args &a, const query (&mine)[2], int stage,
-                                        int lane, float power)
+static __device__ inline void gradients(float (&s)[NT][4], float (&dp)[NT][4],
+                                        const shared_memory<D> &shared, const attention_args &a,
+                                        const query (&row_queries)[2], int stage, int lane, float power)
 {
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            gradient<SCORE>(a, power, query_of<D, KEYS>(t, mine, stage, lane, n, e), s[n][e], dp[n][e]);
+            gradient<SCORE>(a, power, query_of<D, KEYS>(shared, row_queries, stage, lane, n, e),
+                            s[n][e], dp[n][e]);
 }
 
 /* ---- the pass ---- */
 
 template <int D, bool KEYS, int SUMS>
-static __device__ inline void store_sums(const tiles<D> &t, const attention_args &a, const part &w,
-                                         int warp_row, const float (&sum1)[D / 8][4],
-                                         const float (&sum2)[D / 8][4])
+static __device__ inline void store_sums(const shared_memory<D> &shared, const attention_args &a,
+                                         const block_part &part, int warp_row,
+                                         const float (&sum1)[D / 8][4], const float (&sum2)[D / 8][4])
 {
     constexpr int STRIDE = shape<D>::STRIDE;
-    bf16 *to1 = KEYS ? (bf16 *)a.dk + (int64_t)w.kv * D : (bf16 *)a.dq + (int64_t)w.h0 * D;
+    bf16 *to1 = KEYS ? (bf16 *)a.dk + (int64_t)part.kv * D : (bf16 *)a.dq + (int64_t)part.h0 * D;
     /* the warp alone reads its rows of both row tiles, and it is done with them */
     if (SUMS & SUM_FIRST)
-        store_rows<D>(to1, w.ld_row, w.row0 + warp_row, w.end, t.row1 + warp_row * STRIDE, sum1,
-                      a.scale, a.scale);
+        store_rows<D>(to1, part.ld_row, part.row0 + warp_row, part.end, shared.row1 + warp_row * STRIDE,
+                      sum1, a.scale, a.scale);
     if (SUMS & SUM_SECOND)
-        store_rows<D>((bf16 *)a.dv + (int64_t)w.kv * D, w.ld_row, w.row0 + warp_row, w.end,
-                      t.row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
+        store_rows<D>((bf16 *)a.dv + (int64_t)part.kv * D, part.ld_row, part.row0 + warp_row, part.end,
+                      shared.row2 + warp_row * STRIDE, sum2, 1.0f, 1.0f);
 }
 
 /* Of every tile of columns, where the first operand has two tiles (1, 2, 3: barriers):
@@ -302,59 +310,59 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
     constexpr int ROWS = S::ROWS, COLUMNS = S::COLUMNS, STAGES = S::STAGES, STRIDE = S::STRIDE,
                   NT = COLUMNS / 8;
     extern __shared__ __align__(16) bf16 memory[];
-    const tiles<D> t(memory);
+    const shared_memory<D> shared(memory);
     int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
-    const part w = my_part<D, KEYS>(a);
-    int row0 = w.row0, end = w.end;
+    const block_part part = my_part<D, KEYS>(a);
+    int row0 = part.row0, end = part.end;
 
     /* two groups of copies in every step, the first operand's and then the second's */
-    load_rows<D, KEYS>(t, w);
-    load_first<D, KEYS>(t, a, w, 0);
+    load_rows<D, KEYS>(shared, part);
+    load_first<D, KEYS>(shared, a, part, 0);
     cp_commit();
-    load_second<D, KEYS>(t, w, 0);
+    load_second<D, KEYS>(shared, part, 0);
     cp_commit();
 
-    query mine[2] = {};
+    query row_queries[2] = {};
     if (!KEYS)
-        load_queries(mine, a, w, warp_row, lane);
+        load_queries(row_queries, a, part, warp_row, lane);
     const float power = SCORE == SCORE_PLAIN ? a.scale * LOG2E : 1.0f;
     float sum1[D / 8][4] = {}, sum2[D / 8][4] = {};
-    for (int step = 0; step < w.steps; step++) {
-        int c0 = column_of<D>(w, step), stage = step % STAGES;
-        int last_first = a.first[KEYS ? min(c0 + COLUMNS, w.to) - 1 : w.end - 1];
-        const bf16 *first_tile = t.column1 + stage * COLUMNS * STRIDE;
+    for (int step = 0; step < part.steps; step++) {
+        int c0 = column_of<D>(part, step), stage = step % STAGES;
+        int last_first = a.first[KEYS ? min(c0 + COLUMNS, part.to) - 1 : part.end - 1];
+        const bf16 *first_tile = shared.column1 + stage * COLUMNS * STRIDE;
         float s[NT][4], dp[NT][4];
         uint32_t operand[COLUMNS / 16][4];
         cp_wait<1>();
         /* the first operand is there, and everyone is done with the step before, whose tile of it is filled next */
         __syncthreads();
-        product<D, COLUMNS>(s, t.row1 + warp_row * STRIDE, first_tile);
+        product<D, COLUMNS>(s, shared.row1 + warp_row * STRIDE, first_tile);
         cp_wait<0>();
         __syncthreads(); /* the second operand is there */
         if (STAGES == 2) {
-            if (step + 1 < w.steps)
-                load_first<D, KEYS>(t, a, w, step + 1);
+            if (step + 1 < part.steps)
+                load_first<D, KEYS>(shared, a, part, step + 1);
             cp_commit();
         }
-        product<D, COLUMNS>(dp, t.row2 + warp_row * STRIDE, t.column2);
+        product<D, COLUMNS>(dp, shared.row2 + warp_row * STRIDE, shared.column2);
         /* every query of the rows and columns sees every key of them */
-        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= w.to && row0 + ROWS <= end &&
+        bool whole = KEYS ? c0 >= row0 + ROWS - 1 && c0 + COLUMNS <= part.to && row0 + ROWS <= end &&
                                 last_first <= row0
                           : c0 + COLUMNS - 1 <= row0 && last_first <= c0 && row0 + ROWS <= end;
 
         if (SCORE == SCORE_GENERAL)
             general_scores(a, s);
         if (!whole)
-            hide<D, KEYS>(s, t, w, mine, stage, warp_row, lane, c0);
-        gradients<D, KEYS, SCORE>(s, dp, t, a, mine, stage, lane, power);
+            hide_unseen<D, KEYS>(s, shared, part, row_queries, stage, warp_row, lane, c0);
+        gradients<D, KEYS, SCORE>(s, dp, shared, a, row_queries, stage, lane, power);
         if (SUMS & SUM_SECOND) {
             round_operands<COLUMNS>(operand, s);
-            accumulate<D, COLUMNS>(sum2, operand, t.column2);
+            accumulate<D, COLUMNS>(sum2, operand, shared.column2);
         }
         if (STAGES == 2) {
             __syncthreads(); /* everyone is done with the second operand, which is overwritten */
-            if (step + 1 < w.steps)
-                load_second<D, KEYS>(t, w, step + 1);
+            if (step + 1 < part.steps)
+                load_second<D, KEYS>(shared, part, step + 1);
             cp_commit();
         }
         if (SUMS & SUM_FIRST) {
@@ -363,15 +371,15 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
         }
         if (STAGES == 1) {
             __syncthreads(); /* everyone is done with both */
-            if (step + 1 < w.steps)
-                load_first<D, KEYS>(t, a, w, step + 1);
+            if (step + 1 < part.steps)
+                load_first<D, KEYS>(shared, a, part, step + 1);
             cp_commit();
-            if (step + 1 < w.steps)
-                load_second<D, KEYS>(t, w, step + 1);
+            if (step + 1 < part.steps)
+                load_second<D, KEYS>(shared, part, step + 1);
             cp_commit();
         }
     }
-    store_sums<D, KEYS, SUMS>(t, a, w, warp_row, sum1, sum2);
+    store_sums<D, KEYS, SUMS>(shared, a, part, warp_row, sum1, sum2);
 }
 
 template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *cuda, const attention_args &a)

@@ -44,13 +44,13 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
     FOR_COLUMNS(c, limit)
     {
-        float v[VEC], g[VEC], k[VEC];
+        float v[VEC], weight[VEC], bias[VEC];
         load_some(v, x + c, C - c, wide);
-        load_some(g, w + c, C - c, wide);
-        load_some(k, b + c, C - c, wide);
+        load_some(weight, w + c, C - c, wide);
+        load_some(bias, b + c, C - c, wide);
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            v[i] = (v[i] - mean) * r * g[i] + k[i];
+            v[i] = (v[i] - mean) * r * weight[i] + bias[i];
         store_some(y + t * C + c, v, C - c, wide);
     }
 }
@@ -82,28 +82,29 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     dx += t * C;
     FOR_COLUMNS(c, limit)
     {
-        float v[VEC], d[VEC], g[VEC];
+        float v[VEC], d[VEC], weight[VEC];
         load_some(v, x + c, C - c, wide);
         load_some(d, dy + c, C - c, wide);
-        load_some(g, w + c, C - c, wide);
+        load_some(weight, w + c, C - c, wide);
 #pragma unroll
         for (int i = 0; i < VEC; i++) { /* past the end d is 0, and so is what it adds */
-            sum_g += d[i] * g[i];
-            sum_gn += d[i] * g[i] * (v[i] - mean) * r;
+            sum_g += d[i] * weight[i];
+            sum_gn += d[i] * weight[i] * (v[i] - mean) * r;
         }
     }
-    float a = group_reduce(sum_g, op_add()) / (float)C, k = group_reduce(sum_gn, op_add()) / (float)C;
+    float mean_g = group_reduce(sum_g, op_add()) / (float)C,
+          mean_gn = group_reduce(sum_gn, op_add()) / (float)C;
     FOR_COLUMNS(c, limit)
     {
-        float v[VEC], d[VEC], g[VEC], old[VEC] = {0};
+        float v[VEC], d[VEC], weight[VEC], old[VEC] = {0};
         load_some(v, x + c, C - c, wide);
         load_some(d, dy + c, C - c, wide);
-        load_some(g, w + c, C - c, wide);
+        load_some(weight, w + c, C - c, wide);
         if (add)
             load_some(old, dx + c, C - c, wide);
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            v[i] = old[i] + r * (d[i] * g[i] - a - (v[i] - mean) * r * k);
+            v[i] = old[i] + r * (d[i] * weight[i] - mean_g - (v[i] - mean) * r * mean_gn);
         store_some(dx + c, v, C - c, wide);
     }
 }

@@ -32,7 +32,7 @@ template <class T> struct norm_rope_args {
     int64_t rows; /* heads of all tokens */
     int H, D, n_freq;
     bool interleaved, add;
-    float one, eps, scaling;
+    float weight_offset, eps, scaling;
 };
 
 /* The frequency of the lane's pair k; its pairs come two neighbours at a time. */
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) forward_kernel(norm_rope_a
     int lane = threadIdx.x % 32, step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : a.n_freq;
     float weight[ENTRIES] = {0};
     angles_of(a, angle);
-#define GET_W(i, at) weight[i] = a.one + to_f32(a.w[at])
+#define GET_W(i, at) weight[i] = a.weight_offset + to_f32(a.w[at])
     FOR_ENTRIES(GET_W)
     for (int h = threadIdx.x / 32; h < a.H; h += WARPS) {
         int64_t row = (int64_t)blockIdx.x * a.H + h;
@@ -263,7 +263,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) halves_forward_kernel(norm
     float r = 1.0f / sqrtf(head_sum<D>(sum) / (float)D + a.eps);
     FOR_HEAD(i)
     {
-        y[i / VEC][i % VEC] = entry(e, i) * r * (a.one + entry(w, i));
+        y[i / VEC][i % VEC] = entry(e, i) * r * (a.weight_offset + entry(w, i));
     }
     turn_head<D>(y, angle + (at.row / a.H - at.first / a.H) * halves<D>::FREQS, false);
     if (at.own >= at.end) /* only here: the lane was needed in barriers and sums */
@@ -294,7 +294,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) halves_backward_kernel(nor
     turn_head<D>(g, angle + (at.row / a.H - at.first / a.H) * halves<D>::FREQS, true);
     FOR_HEAD(i)
     {
-        g[i / VEC][i % VEC] *= a.one + entry(w, i);
+        g[i / VEC][i % VEC] *= a.weight_offset + entry(w, i);
         sum += g[i / VEC][i % VEC] * entry(e, i);
     }
     float k = head_sum<D>(sum) / (float)D * r * r;
@@ -369,7 +369,7 @@ template <class T> static norm_rope_args<T> args_of(const bsk_call *c)
     a.D = (int)c->n[2];
     a.n_freq = (int)c->n[3];
     a.interleaved = c->n[4] == BSK_ROPE_INTERLEAVED;
-    a.one = c->n[5] ? 1.0f : 0.0f;
+    a.weight_offset = c->n[5] ? 1.0f : 0.0f;
     return a;
 }
 

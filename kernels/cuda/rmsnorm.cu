@@ -28,12 +28,12 @@ static __device__ inline int64_t column(int64_t from, int k)
 #define FOR_HELD(k, c, from, limit)                                                                    \
     _Pragma("unroll") for (int k = 0; k < N; k++) if (int64_t c = column(from, k); c < (limit))
 
-/* A group without a row has limit 0 and still takes part in the reduction, whose barriers are the block's. `one` is 1
-   where the weight is an offset from 1. */
+/* A group without a row has limit 0 and still takes part in the reduction, whose barriers are the block's. weight_offset
+   is 1 where the weight is counted from 1, else 0. */
 template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
-    rmsnorm_kernel(const T *x, const T *w, T *y, float *rstd, int64_t rows, int64_t C, float one,
-                   float eps)
+    rmsnorm_kernel(const T *x, const T *w, T *y, float *rstd, int64_t rows, int64_t C,
+                   float weight_offset, float eps)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float sum = 0.0f;
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             load_some(g, w + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                g[i] = to_f32(v[k].v[i]) * r * (one + g[i]);
+                g[i] = to_f32(v[k].v[i]) * r * (weight_offset + g[i]);
             store_some(y + c, g, C - c, wide);
         }
     }
@@ -100,7 +100,7 @@ cudaError_t bsk_cuda_rmsnorm(bsk_cuda *cuda, const bsk_call *c)
 template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_dx_kernel(const T *x, const T *w, const float *rstd, const T *dy, T *dx, int64_t rows,
-                      int64_t C, float one, bool add)
+                      int64_t C, float weight_offset, bool add)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float sum = 0.0f;
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
             load_some(g, w + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                sum += to_f32(d[k].v[i]) * (one + g[i]) * to_f32(v[k].v[i]);
+                sum += to_f32(d[k].v[i]) * (weight_offset + g[i]) * to_f32(v[k].v[i]);
         }
     }
     float mean = group_reduce(sum, op_add()) / (float)C, r = limit ? rstd[t] : 0.0f,
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
                 load_some(old, dx + c, C - c, wide);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                old[i] += r * (to_f32(d[k].v[i]) * (one + g[i]) - to_f32(v[k].v[i]) * factor);
+                old[i] += r * (to_f32(d[k].v[i]) * (weight_offset + g[i]) - to_f32(v[k].v[i]) * factor);
             store_some(dx + c, old, C - c, wide);
         }
     }

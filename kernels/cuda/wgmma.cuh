@@ -94,7 +94,7 @@ static __device__ inline void named_arrive(int id, int threads)
 /* A ring of STAGES buffers that one side fills and the other empties: where a side stands in it. Each buffer has
    a barrier "full" and a barrier "empty"; phase is the parity of the round. The side that empties waits for
    full at `phase`, the side that fills for empty at `phase ^ 1`, which in the first round is over from the start. */
-template <int STAGES> struct ring {
+template <int STAGES> struct ring_place {
     int stage, phase;
 
     __device__ void next()
