@@ -37,7 +37,18 @@
     "io_uring: " URING "\ngemm: " gemm "\ncuda: " CUDA "\ntokenizer patterns: " PATTERNS               \
     "\nunicode normalisation: " NORMAL_FORMS "\n"
 
+void bs_features_get(bs_features *out)
+{
+    *out = (bs_features){.io_uring = BS_HAVE_URING,
+                         .openblas = strcmp(bsk_cpu_gemm_name(), "openblas") == 0,
+                         .cuda = BS_HAVE_CUDA,
+                         .pcre2 = BS_HAVE_PCRE2,
+                         .utf8proc = BS_HAVE_UTF8PROC};
+}
+
 const char *bs_build_info(void)
 {
-    return strcmp(bsk_cpu_gemm_name(), "openblas") == 0 ? INFO("OpenBLAS") : INFO(NO_BLAS);
+    bs_features have;
+    bs_features_get(&have);
+    return have.openblas ? INFO("OpenBLAS") : INFO(NO_BLAS);
 }

@@ -48,8 +48,6 @@ BS_API const char *bs_status_name(bs_status st);
 BS_API const bs_errinfo *bs_error(void);
 /* Version string, e.g. "0.1.0". */
 BS_API const char *bs_version(void);
-/* One line per optional feature: "io_uring: yes (liburing 2.3)". Static storage. */
-BS_API const char *bs_build_info(void);
 
 /* Frees text that a function here has made. */
 BS_API void bs_str_free(char *s);

@@ -82,6 +82,17 @@ BS_API BS_NODISCARD bs_status bs_dev_profile(bs_dev *dev, bool on);
    until its next call. */
 BS_API BS_NODISCARD bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n);
 
+/* ---- what there is --------------------------------------------------------------------------- */
+
+/* Optional parts: what this build has, and of OpenBLAS whether this process has found it. */
+typedef struct bs_features {
+    bool io_uring, openblas, cuda, pcre2, utf8proc;
+} bs_features;
+
+BS_API void bs_features_get(bs_features *out);
+/* The same as text, a line each: "io_uring: yes (liburing)". Static storage. */
+BS_API const char *bs_build_info(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,6 +17,19 @@ static int l_build(lua_State *L)
     return 1;
 }
 
+static int l_features(lua_State *L)
+{
+    bs_features have;
+    bs_features_get(&have);
+    lua_createtable(L, 0, 5);
+    bsl_setbool(L, "io_uring", have.io_uring);
+    bsl_setbool(L, "openblas", have.openblas);
+    bsl_setbool(L, "cuda", have.cuda);
+    bsl_setbool(L, "pcre2", have.pcre2);
+    bsl_setbool(L, "utf8proc", have.utf8proc);
+    return 1;
+}
+
 static int l_cancelled(lua_State *L)
 {
     lua_pushboolean(L, bs_cancelled());
@@ -87,6 +100,7 @@ static int l_tags(lua_State *L)
 /* ---- module ----------------------------------------------------------------------------------- */
 
 static const luaL_Reg functions[] = {{"build", l_build},
+                                     {"features", l_features},
                                      {"cancelled", l_cancelled},
                                      {"code", l_code},
                                      {"hash", l_hash},

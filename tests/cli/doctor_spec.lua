@@ -70,6 +70,15 @@ describe("--doctor", function()
     it("leaves nothing in the folder whose disk it read", function() assert.same({}, left) end)
   end)
 
+  it("tells that OpenBLAS is not there", function()
+    bs.mkdir(tmp .. "/lib")
+    assert(io.open(tmp .. "/lib/libopenblas.so.0", "w")):close() -- which no program can load
+    local code, out = doctor(("dir=%s/disk size=4MiB"):format(tmp), ("LD_LIBRARY_PATH='%s/lib'"):format(tmp))
+    assert.equal(0, code)
+    assert.matches("\n%- OpenBLAS was not found\n", out)
+    assert.matches("gemm: plain loops", out)
+  end)
+
   it("reads a checkpoint where there is one", function()
     local f = assert(io.open(tmp .. "/disk/model.safetensors", "wb"))
     f:write(("x"):rep(70001))

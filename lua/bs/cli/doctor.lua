@@ -59,20 +59,20 @@ local function build()
 end
 
 local function check_build(report)
-  local b = report.build
-  if b.io_uring:match "^no" then
+  local have = report.features
+  if not have.io_uring then
     note(report, "io_uring is not in this build", "reads go through threads: more work for the CPU, and less from fast "
       .. "drives", "install liburing (liburing-dev) and build again")
   end
-  if not b.gemm:match "BLAS" then
-    note(report, "OpenBLAS is not in this build", "products on the CPU are plain loops, many times slower",
-      "install OpenBLAS (libopenblas-dev) and build again")
+  if not have.openblas then
+    note(report, "OpenBLAS was not found", "products on the CPU are plain loops, about half as fast or worse",
+      "install it (libopenblas0), which this program then finds; a build with BS_BLAS=OFF does not look for it")
   end
-  if b["tokenizer patterns"]:match "^no" then
+  if not have.pcre2 then
     note(report, "PCRE2 is not in this build", "most tokenizer.json files are refused: text cannot be trained on",
       "install PCRE2 (libpcre2-dev) and build again")
   end
-  if b["unicode normalisation"]:match "^no" then
+  if not have.utf8proc then
     note(report, "utf8proc is not in this build", "tokenizers with NFC or NFKC are refused",
       "install utf8proc (libutf8proc-dev) and build again")
   end
@@ -151,7 +151,7 @@ local function disk(report, cfg)
     note(report, ("'%s' cannot be read past the page cache"):format(r.dir), "every read also takes memory and a copy "
       .. "by the CPU; the rate above may be the memory's", "keep checkpoints on a local ext4, xfs or btrfs")
   end
-  if not r.io:match "^uring" and report.build.io_uring:match "^yes" then
+  if not r.io:match "^uring" and report.features.io_uring then
     note(report, "the system refuses io_uring", "reads go through threads: more work for the CPU, and less from fast "
       .. "drives", "allow it: sysctl kernel.io_uring_disabled=0; in containers, a seccomp profile with it")
   end
@@ -273,7 +273,8 @@ function doctor.main(words)
   local cfg = args.parse(words, doctor.settings, "bslua --doctor key=value ...")
   if not bs.list_folder(cfg.dir) then bs.fail("usage", "dir=%s: not a folder that can be read", cfg.dir) end
   local report = {
-    version = bs.version, lua = _VERSION, machine = machine(), build = build(), rates = {}, notes = {}, ok = true,
+    version = bs.version, lua = _VERSION, machine = machine(), build = build(),
+    features = bs.features(), rates = {}, notes = {}, ok = true,
   }
   bs.log_to(function(text) note(report, text, "see the line itself", "see the line itself") end)
   check_build(report)
