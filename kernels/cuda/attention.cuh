@@ -155,6 +155,15 @@ static __device__ inline void hide_keys(float (&s)[NT][4], const int (&first)[2]
         }
 }
 
+/* The denominator of a row's softmax from the sums of its four lanes and its maximum, an exponent of two as the sink
+   is. */
+static __device__ inline float total_of_row(float sum, float max, float sink)
+{
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+    return sum + exp2f(sink - max);
+}
+
 /* attention_prepare.cu: fills the scratch that attention_backward_args points at. */
 cudaError_t bsk_cuda_attention_prepare(bsk_cuda *cuda, const attention_args *a, int dtype);
 

@@ -6,6 +6,7 @@
 */
 #include "elements.cuh"
 #include "launch.cuh"
+#include "warp.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * 32, CHANNELS = BSK_CUDA_MAX_HEAD_DIM / 32 };
 
@@ -18,13 +19,6 @@ template <class T> struct cache_args {
     int H, K, D;
     float scale, cap;
 };
-
-static __device__ inline float sum_of_warp(float v)
-{
-    for (int d = 16; d > 0; d /= 2)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
-    return v;
-}
 
 /* acc, m, sum take the keys first, first + WARPS, .. up to `last` */
 template <class T>
@@ -40,7 +34,7 @@ static __device__ inline void walk_keys(const cache_args<T> &a, const T *k, cons
         for (int c = 0; c < CHANNELS; c++)
             if (lane + 32 * c < a.D)
                 s += q[c] * to_f32(k[j * ld + lane + 32 * c]);
-        s = a.scale * sum_of_warp(s);
+        s = a.scale * warp_sum(s);
         s = a.cap > 0.0f ? a.cap * tanhf(s / a.cap) : s;
         float max = fmaxf(*m, s), p = expf(s - max), shrink = expf(*m - max);
         *m = max;

@@ -79,20 +79,6 @@ static __device__ inline void accumulate(float (&sum)[D / 8][4], const uint32_t 
         }
 }
 
-/* P or dS as left side of a product: registers as in mma.cuh, two score tiles for 16 columns. */
-template <int COLUMNS>
-static __device__ inline void round_operands(uint32_t (&p)[COLUMNS / 16][4],
-                                             const float (&s)[COLUMNS / 8][4])
-{
-#pragma unroll
-    for (int k = 0; k < COLUMNS / 16; k++) {
-        p[k][0] = pack(s[2 * k][0], s[2 * k][1]);
-        p[k][1] = pack(s[2 * k][2], s[2 * k][3]);
-        p[k][2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
-        p[k][3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
-    }
-}
-
 /* ---- a block's part ---- */
 
 /* Rows [row0, end), of the key head kv or the query head h0, and columns [from, to), of the key head kv or the
@@ -356,7 +342,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             hide_unseen<D, KEYS>(s, shared, part, row_queries, stage, warp_row, lane, c0);
         gradients<D, KEYS, SCORE>(s, dp, shared, a, row_queries, stage, lane, power);
         if (SUMS & SUM_SECOND) {
-            round_operands<COLUMNS>(operand, s);
+            round_operand(operand, s);
             accumulate<D, COLUMNS>(sum2, operand, shared.column2);
         }
         if (STAGES == 2) {
@@ -366,7 +352,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
             cp_commit();
         }
         if (SUMS & SUM_FIRST) {
-            round_operands<COLUMNS>(operand, dp);
+            round_operand(operand, dp);
             accumulate<D, COLUMNS>(sum1, operand, first_tile);
         }
         if (STAGES == 1) {

@@ -189,10 +189,7 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
         float inv[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float total = sum[m][half];
-            total += __shfl_xor_sync(0xFFFFFFFFu, total, 1); /* the four lanes of a row */
-            total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-            total += exp2f(sink - max[m][half] * power);
+            float total = total_of_row(sum[m][half], max[m][half] * power, sink);
             inv[half] = 1.0f / total;
             int row = i + 8 * half + lane / 4;
             if (lane % 4 == 0 && row < end)

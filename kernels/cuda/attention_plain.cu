@@ -7,6 +7,7 @@
 */
 #include "attention.cuh"
 #include "launch.cuh"
+#include "warp.cuh"
 
 enum {
     WARPS = 4,
@@ -25,20 +26,6 @@ static __device__ inline void load_rows(float *s, int stride, const T *x, int64_
         int r = i / D, c = i % D;
         s[r * stride + c] = row0 + r < end ? to_f32(x[(row0 + r) * ld + c]) : 0.0f;
     }
-}
-
-static __device__ inline float warp_max(float v)
-{
-    for (int d = 16; d > 0; d /= 2)
-        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
-    return v;
-}
-
-static __device__ inline float warp_sum(float v)
-{
-    for (int d = 16; d > 0; d /= 2)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
-    return v;
 }
 
 static __device__ inline float dot(const float *a, const float *b, int D)

@@ -11,18 +11,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     prepare_kernel(attention_args a, float *delta, int32_t *first, bool wide)
 {
     int64_t row = my_row(), rows = (int64_t)a.T * a.H, limit = row < rows ? a.D : 0;
-    const T *o = (const T *)a.o_in + row * a.D, *grad_o = (const T *)a.grad_o + row * a.D;
-    float sum = 0.0f;
-    FOR_COLUMNS(c, limit)
-    {
-        float u[VEC], v[VEC];
-        load_some(u, o + c, limit - c, wide);
-        load_some(v, grad_o + c, limit - c, wide);
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            sum += u[i] * v[i];
-    }
-    sum = group_reduce(sum, op_add());
+    float sum = row_dot((const T *)a.o_in + row * a.D, (const T *)a.grad_o + row * a.D, limit, wide);
     if (threadIdx.x != 0 || !limit)
         return;
     delta[row] = sum;

@@ -146,10 +146,7 @@ static __device__ inline void store_item(shared_memory<D> &shared, const attenti
     float inv[2], sink = LOG2E * sink_of<bf16>(a, item.h);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float total = rows.sum[half];
-        total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
-        total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-        total += exp2f(sink - rows.max[half] * power);
+        float total = total_of_row(rows.sum[half], rows.max[half] * power, sink);
         inv[half] = 1.0f / total;
         int row = item.row0 + warp_row + 8 * half + lane / 4;
         if (lane % 4 == 0 && row < item.end)

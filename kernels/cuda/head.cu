@@ -125,16 +125,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int64_t t = blockIdx.x, at = label[t] - first;
     if (at < 0 || at >= V)
         return;
-    float k = slope(ly[t], cap);
-    FOR_COLUMNS(c, C)
-    {
-        float v[VEC];
-        load_some(v, w + at * C + c, C - c, wide);
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            v[i] *= k;
-        store_some(wy + t * C + c, v, C - c, wide);
-    }
+    scale_row(wy + t * C, w + at * C, slope(ly[t], cap), C, C, wide);
 }
 
 cudaError_t bsk_cuda_head_pick(bsk_cuda *cuda, const bsk_call *c)

@@ -59,6 +59,19 @@ static __device__ inline uint32_t pack(float low, float high)
     return *reinterpret_cast<uint32_t *>(&v);
 }
 
+/* NT neighbouring C tiles, rounded, as NT / 2 A operands. */
+template <int NT>
+static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4])
+{
+#pragma unroll
+    for (int k = 0; k < NT / 2; k++) {
+        p[k][0] = pack(s[2 * k][0], s[2 * k][1]);
+        p[k][1] = pack(s[2 * k][2], s[2 * k][3]);
+        p[k][2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
+        p[k][3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
+    }
+}
+
 /* Where a lane points ldmatrix, from the first element of [16,16] of a tile. Matrices in the order (rows 0-7,
    columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15): the registers of an A operand; with ldmatrix_trans, where
    the tile's rows are those of B, the B operands {0,1} of columns 0-7 and {2,3} of columns 8-15. */

@@ -13,6 +13,7 @@
 */
 #include "column_sums.cuh"
 #include "rows.cuh"
+#include "warp.cuh"
 
 enum {
     WARPS = ROW_THREADS / 32,
@@ -51,13 +52,6 @@ template <class T> static __device__ inline void angles_of(const norm_rope_args<
         angle[j] = make_float2(c * a.scaling, s * a.scaling);
     }
     __syncthreads();
-}
-
-static __device__ inline float warp_sum(float v)
-{
-    for (int d = 16; d > 0; d /= 2)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
-    return v;
 }
 
 /* Runs body for entry `at` of the head with its slot in registers e[..]: first and second entries of the

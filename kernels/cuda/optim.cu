@@ -7,6 +7,7 @@
 */
 #include "elements.cuh"
 #include "launch.cuh"
+#include "warp.cuh"
 
 enum { THREADS = 256, SUM_BLOCKS = BSK_CUDA_PARTIALS };
 
@@ -14,8 +15,7 @@ enum { THREADS = 256, SUM_BLOCKS = BSK_CUDA_PARTIALS };
 static __device__ inline double block_sum(double v)
 {
     __shared__ double part[THREADS / 32];
-    for (int d = 16; d > 0; d /= 2) /* lanes as a tree, then warps in order */
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
+    v = warp_sum(v); /* lanes as a tree, then warps in order */
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = v;
     __syncthreads();

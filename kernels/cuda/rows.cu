@@ -88,23 +88,6 @@ cudaError_t bsk_cuda_softmax(bsk_cuda *cuda, const bsk_call *c)
     });
 }
 
-/* The sum of a * b over a row, in every thread of it. */
-template <class T>
-static __device__ inline float row_dot(const T *a, const T *b, int64_t limit, bool wide)
-{
-    float sum = 0.0f;
-    FOR_COLUMNS(c, limit)
-    {
-        float u[VEC], v[VEC];
-        load_some(u, a + c, limit - c, wide);
-        load_some(v, b + c, limit - c, wide);
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            sum += u[i] * v[i];
-    }
-    return group_reduce(sum, op_add());
-}
-
 /* dx = y * (dy - sum(y * dy)) */
 ROW_KERNEL(T) softmax_bwd_kernel(const T *y, const T *dy, T *dx, int64_t rows, int64_t C, bool wide)
 {
@@ -184,15 +167,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 {
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float gate = limit ? to_f32(g[t * G + column]) : 0.0f;
-    FOR_COLUMNS(c, limit)
-    {
-        float v[VEC];
-        load_some(v, x + t * C + c, C - c, wide);
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            v[i] *= gate;
-        store_some(y + t * C + c, v, C - c, wide);
-    }
+    scale_row(y + t * C, x + t * C, gate, limit, C, wide);
 }
 
 cudaError_t bsk_cuda_row_scale(bsk_cuda *cuda, const bsk_call *c)
@@ -222,15 +197,7 @@ row_scale_bwd_kernel(const T *x, const T *g, const T *dy, T *dx, T *dg, int64_t 
     int64_t t = my_row(), limit = t < rows ? C : 0;
     float dot = row_dot(x + t * C, dy + t * C, limit, wide);
     float gate = limit ? to_f32(g[t * G + column]) : 0.0f;
-    FOR_COLUMNS(c, limit)
-    {
-        float v[VEC];
-        load_some(v, dy + t * C + c, C - c, wide);
-#pragma unroll
-        for (int i = 0; i < VEC; i++)
-            v[i] *= gate;
-        store_some(dx + t * C + c, v, C - c, wide);
-    }
+    scale_row(dx + t * C, dy + t * C, gate, limit, C, wide);
     for (int64_t i = threadIdx.x; i < (limit ? G : 0); i += blockDim.x)
         from_f32(&dg[t * G + i], i == column ? dot : 0.0f);
 }

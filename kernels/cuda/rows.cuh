@@ -80,4 +80,37 @@ template <class V, class Op> static __device__ inline V group_reduce(V v, Op op)
 #define FOR_COLUMNS(c, C)                                                                              \
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < (C); c += (int64_t)blockDim.x * VEC)
 
+/* The sum of a * b over a row, in every thread of it. */
+template <class T>
+static __device__ inline float row_dot(const T *a, const T *b, int64_t limit, bool wide)
+{
+    float sum = 0.0f;
+    FOR_COLUMNS(c, limit)
+    {
+        float u[VEC], v[VEC];
+        load_some(u, a + c, limit - c, wide);
+        load_some(v, b + c, limit - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            sum += u[i] * v[i];
+    }
+    return group_reduce(sum, op_add());
+}
+
+/* y = factor * x, the thread's columns of a row of C below `limit`: C, or 0 where the group has no row. */
+template <class Y, class X>
+static __device__ inline void scale_row(Y *y, const X *x, float factor, int64_t limit, int64_t C,
+                                        bool wide)
+{
+    FOR_COLUMNS(c, limit)
+    {
+        float v[VEC];
+        load_some(v, x + c, C - c, wide);
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            v[i] *= factor;
+        store_some(y + c, v, C - c, wide);
+    }
+}
+
 #endif

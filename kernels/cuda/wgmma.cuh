@@ -258,19 +258,6 @@ static __device__ inline void issue_sum(float (&sum)[D / 8][4], const uint32_t (
     wgmma_commit();
 }
 
-/* A score tile, rounded, as operand of issue_sum. */
-template <int NT>
-static __device__ inline void round_operand(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4])
-{
-#pragma unroll
-    for (int k = 0; k < NT / 2; k++) {
-        p[k][0] = pack(s[2 * k][0], s[2 * k][1]);
-        p[k][1] = pack(s[2 * k][2], s[2 * k][3]);
-        p[k][2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
-        p[k][3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
-    }
-}
-
 /* ---- on the host ---- */
 
 /* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. A box is one panel wide, since the
