@@ -13,6 +13,8 @@
 
 #include "elements.cuh"
 
+#include <type_traits>
+
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
 
@@ -166,5 +168,53 @@ static __device__ inline float total_of_row(float sum, float max, float sink)
 
 /* attention_prepare.cu: fills the scratch that attention_backward_args points at. */
 cudaError_t bsk_cuda_attention_prepare(bsk_cuda *cuda, const attention_args *a, int dtype);
+
+/* fn(D) with a head dim that bsk_cuda_attention_tiled has, as a constant. */
+template <class F> static cudaError_t by_head_dim(int D, F fn)
+{
+    switch (D) {
+    case 64:
+        return fn(std::integral_constant<int, 64>());
+    case 80:
+        return fn(std::integral_constant<int, 80>());
+    case 96:
+        return fn(std::integral_constant<int, 96>());
+    case 128:
+        return fn(std::integral_constant<int, 128>());
+    default:
+        return fn(std::integral_constant<int, 256>());
+    }
+}
+
+/* Does a call's score need more than a product by a positive scale? */
+static inline bool has_general_scores(const attention_args &a)
+{
+    return a.cap > 0.0f || a.scale <= 0.0f;
+}
+
+/* fn(a) with the operands of a forward call, where there are any tokens. */
+template <class F> static cudaError_t with_forward_args(const bsk_call *c, F fn)
+{
+    attention_args a;
+    if (!attention_args_of(c, &a))
+        return cudaErrorInvalidConfiguration;
+    if (a.T <= 0)
+        return cudaSuccess;
+    attention_forward_args(c, &a);
+    return fn(a);
+}
+
+/* The same of a backward call, behind the kernel that fills the scratch. */
+template <class F> static cudaError_t with_backward_args(bsk_cuda *cuda, const bsk_call *c, F fn)
+{
+    attention_args a;
+    if (!attention_args_of(c, &a))
+        return cudaErrorInvalidConfiguration;
+    if (a.T <= 0)
+        return cudaSuccess;
+    attention_backward_args(c, &a);
+    cudaError_t e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
+    return e == cudaSuccess ? fn(a) : e;
+}
 
 #endif

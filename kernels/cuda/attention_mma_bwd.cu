@@ -371,8 +371,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) backward_kernel(attention_
 template <int D, bool KEYS, int SUMS> static cudaError_t pass(bsk_cuda *cuda, const attention_args &a)
 {
     using S = shape<D>;
-    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
-                                                  : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
+    auto kernel = has_general_scores(a) ? backward_kernel<D, KEYS, SUMS, SCORE_GENERAL>
+                                        : backward_kernel<D, KEYS, SUMS, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
@@ -396,25 +396,7 @@ template <int D> static cudaError_t backward(bsk_cuda *cuda, const attention_arg
 
 cudaError_t bsk_cuda_attention_bwd_mma(bsk_cuda *cuda, const bsk_call *c)
 {
-    attention_args a;
-    if (!attention_args_of(c, &a))
-        return cudaErrorInvalidConfiguration;
-    if (a.T <= 0)
-        return cudaSuccess;
-    attention_backward_args(c, &a);
-    cudaError_t e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
-    if (e != cudaSuccess)
-        return e;
-    switch (a.D) {
-    case 64:
-        return backward<64>(cuda, a);
-    case 80:
-        return backward<80>(cuda, a);
-    case 96:
-        return backward<96>(cuda, a);
-    case 128:
-        return backward<128>(cuda, a);
-    default:
-        return backward<256>(cuda, a);
-    }
+    return with_backward_args(cuda, c, [&](const attention_args &a) {
+        return by_head_dim(a.D, [&](auto D) { return backward<decltype(D)::value>(cuda, a); });
+    });
 }

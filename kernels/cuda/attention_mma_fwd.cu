@@ -204,8 +204,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) forward_kernel(attention_a
 template <int D> static cudaError_t launch(bsk_cuda *cuda, const attention_args &a)
 {
     using S = shape<D>;
-    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
-                                                  : forward_kernel<D, SCORE_PLAIN>;
+    auto kernel =
+        has_general_scores(a) ? forward_kernel<D, SCORE_GENERAL> : forward_kernel<D, SCORE_PLAIN>;
     int tiles = (a.T + S::ROWS - 1) / S::ROWS;
     if (tiles > 65535) /* the y of a grid */
         return cudaErrorInvalidConfiguration;
@@ -219,22 +219,7 @@ bool bsk_cuda_attention_tiled(int64_t D)
 
 cudaError_t bsk_cuda_attention_mma(bsk_cuda *cuda, const bsk_call *c)
 {
-    attention_args a;
-    if (!attention_args_of(c, &a))
-        return cudaErrorInvalidConfiguration;
-    if (a.T <= 0)
-        return cudaSuccess;
-    attention_forward_args(c, &a);
-    switch (a.D) {
-    case 64:
-        return launch<64>(cuda, a);
-    case 80:
-        return launch<80>(cuda, a);
-    case 96:
-        return launch<96>(cuda, a);
-    case 128:
-        return launch<128>(cuda, a);
-    default:
-        return launch<256>(cuda, a);
-    }
+    return with_forward_args(c, [&](const attention_args &a) {
+        return by_head_dim(a.D, [&](auto D) { return launch<decltype(D)::value>(cuda, a); });
+    });
 }

@@ -314,8 +314,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 template <int D, bool KEYS> static cudaError_t pass(bsk_cuda *cuda, const attention_args &a)
 {
     constexpr int COLUMNS = shared_memory<D, KEYS>::COLUMNS;
-    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? backward_kernel<D, KEYS, SCORE_GENERAL>
-                                                  : backward_kernel<D, KEYS, SCORE_PLAIN>;
+    auto kernel = has_general_scores(a) ? backward_kernel<D, KEYS, SCORE_GENERAL>
+                                        : backward_kernel<D, KEYS, SCORE_PLAIN>;
     const int bytes = (int)sizeof(shared_memory<D, KEYS>);
     int row_tiles = (a.T + ROWS - 1) / ROWS;
     int64_t q_columns = (int64_t)a.H * D, k_columns = (int64_t)a.K * D;
@@ -349,14 +349,7 @@ template <int D> static cudaError_t backward(bsk_cuda *cuda, const attention_arg
 
 cudaError_t bsk_cuda_attention_bwd_sm90(bsk_cuda *cuda, const bsk_call *c)
 {
-    attention_args a;
-    if (!attention_args_of(c, &a))
-        return cudaErrorInvalidConfiguration;
-    if (a.T <= 0)
-        return cudaSuccess;
-    attention_backward_args(c, &a);
-    cudaError_t e = bsk_cuda_attention_prepare(cuda, &a, c->dtype);
-    if (e != cudaSuccess)
-        return e;
-    return a.D == 64 ? backward<64>(cuda, a) : backward<128>(cuda, a);
+    return with_backward_args(cuda, c, [&](const attention_args &a) {
+        return a.D == 64 ? backward<64>(cuda, a) : backward<128>(cuda, a);
+    });
 }

@@ -303,8 +303,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 template <int D> static cudaError_t launch(bsk_cuda *cuda, const attention_args &a)
 {
-    auto kernel = a.cap > 0.0f || a.scale <= 0.0f ? forward_kernel<D, SCORE_GENERAL>
-                                                  : forward_kernel<D, SCORE_PLAIN>;
+    auto kernel =
+        has_general_scores(a) ? forward_kernel<D, SCORE_GENERAL> : forward_kernel<D, SCORE_PLAIN>;
     const int bytes = (int)sizeof(shared_memory<D>);
     int64_t items = (int64_t)((a.T + ROWS - 1) / ROWS) * a.H;
     forward_args args = {};
@@ -334,11 +334,7 @@ bool bsk_cuda_attention_on_sm90(const bsk_cuda *cuda, int64_t D)
 
 cudaError_t bsk_cuda_attention_sm90(bsk_cuda *cuda, const bsk_call *c)
 {
-    attention_args a;
-    if (!attention_args_of(c, &a))
-        return cudaErrorInvalidConfiguration;
-    if (a.T <= 0)
-        return cudaSuccess;
-    attention_forward_args(c, &a);
-    return a.D == 64 ? launch<64>(cuda, a) : launch<128>(cuda, a);
+    return with_forward_args(c, [&](const attention_args &a) {
+        return a.D == 64 ? launch<64>(cuda, a) : launch<128>(cuda, a);
+    });
 }
