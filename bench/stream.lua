@@ -38,7 +38,7 @@ local cfg = args.parse(arg, {
   ram = { "all", "host memory of streamed cases: 16GB, 0.5 of what is free, auto; all: no bound" },
   ram_blocks = { -1, "instead of ram=: what the plan needs at the least, and room for so many blocks; -1: ram= holds" },
   dev_slots = { 0, "device slots; 0: the plan's choice", 0 },
-  host_slots = { 0, "staging slots; 0: the plan's choice for disk, else 1", 0 },
+  host_slots = { 0, "host slots; 0: the plan's choice for disk, else 1", 0 },
   boundaries = { "auto", "where layer inputs are kept", { "auto", "device", "host" } },
   keep = { 0, "upper layers whose activations are kept; the same in the resident step", 0 },
   steps = { 5, "measured steps of a case, after two that are not", 1 },

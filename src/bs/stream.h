@@ -16,7 +16,7 @@ typedef enum bs_home { BS_HOME_DISK, BS_HOME_RAM, BS_HOME_GPU } bs_home;
 
 typedef struct bs_visit_spec {
     int block; /* manifest block */
-    int kind;  /* the driver's own number, handed back untouched */
+    int kind;  /* the caller's own number, handed back untouched */
     int layer; /* likewise */
     int stage; /* likewise */
 } bs_visit_spec;

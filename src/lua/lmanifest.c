@@ -83,7 +83,7 @@ static int l_row_table(lua_State *L)
     int file = bsl_checkint(L, 6, 0, INT_MAX), id = -1;
     uint64_t offset = (uint64_t)bsl_checkcount(L, 7);
     bs_status st = bs_manifest_add_row_table(m, name, t, rows, cols, file, offset, &id);
-    return push_id(L, st, "bs.manifest.rows", id);
+    return push_id(L, st, "bs.manifest.row_table", id);
 }
 
 /* m:compute(dtype): what engines compute in */

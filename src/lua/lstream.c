@@ -58,7 +58,7 @@ static int l_next(lua_State *L)
     return 1;
 }
 
-static int l_finish_visit(lua_State *L)
+static int l_end_visit(lua_State *L)
 {
     bsl_try(L, bs_stream_end_visit(check(L)), "bs.stream.end_visit");
     return 0;
@@ -104,9 +104,8 @@ static int l_where(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {{"abort", l_abort}, {"end_visit", l_finish_visit},
-                                   {"next", l_next},   {"push", l_push},
-                                   {"stats", l_stats}, {"where", l_where},
+static const luaL_Reg methods[] = {{"abort", l_abort}, {"end_visit", l_end_visit}, {"next", l_next},
+                                   {"push", l_push},   {"stats", l_stats},         {"where", l_where},
                                    {NULL, NULL}};
 static const luaL_Reg functions[] = {{"open", l_open}, {NULL, NULL}};
 

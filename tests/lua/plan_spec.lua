@@ -129,7 +129,7 @@ describe("the simulation", function()
   it("reads at the disk's rate", function()
     local t = { { block = 0, load = true, read = true, slot_free_after = -1 } }
     local slow = { disk = 0.25, link = 1e9, flops = 1 }
-    -- Work is hidden behind reads that follow each other; with one staging slot nothing is read ahead.
+    -- Work is hidden behind reads that follow each other; with one host slot nothing is read ahead.
     assert.equal(8, (step { transfers = t, work = { 1 }, rates = slow, host_slots = 2 }) // 1)
     assert.equal(16, (step { transfers = t, work = { 1 }, rates = slow, host_slots = 1 }) // 1)
   end)

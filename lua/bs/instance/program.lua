@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Programs: the visits of a step in their order, known before it starts. A visit names a block and
--- what the driver does with it (`kind`), for all micro-batches at once. Embeddings are gathered on the host
+-- what is computed in it (`kind`, see visits.lua), for all micro-batches at once. Embeddings are gathered on the host
 -- before the first visit, but where they can be updated: there the table is a block (`embed`).
 local program = {}
 
