@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** rmsnorm.cu: RMSNorm (Zhang & Sennrich 2019), y = x * rstd * w with rstd = 1/sqrt(mean(x^2) + eps), w the
-** weight or 1 + weight. A row belongs to a group of threads, sums of it are f32 in one order: a thread's own in the order of its columns, then those of the group.
+** weight or 1 + weight. A row belongs to a group of threads; its sums are f32 in one order: a thread's own
+** columns first, then the threads of the group.
 **
 ** These kernels do little but move memory, so each row is to be read once: a thread keeps what it has of
 ** the row in registers, as stored, while the group's sum is made.
@@ -28,8 +29,8 @@ static __device__ inline int64_t column(int64_t from, int k)
 #define FOR_HELD(k, c, from, limit)                                                                    \
     _Pragma("unroll") for (int k = 0; k < N; k++) if (int64_t c = column(from, k); c < (limit))
 
-/* A group without a row has limit 0 and still takes part in the reduction, whose barriers are the block's. weight_offset
-   is 1 where the weight is counted from 1, else 0. */
+/* A group without a row has limit 0 and still takes part in the reduction, whose barriers are the block's.
+   weight_offset is 1 where the weight is counted from 1, else 0. */
 template <class T, int N, bool wide>
 static __global__ void __launch_bounds__(ROW_THREADS)
     rmsnorm_kernel(const T *x, const T *w, T *y, float *rstd, int64_t rows, int64_t C,

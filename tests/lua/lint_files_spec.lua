@@ -42,6 +42,18 @@ describe("every source file", function()
   end)
 end)
 
+it("no line of C, C++ or CUDA is longer than " .. layers.most_columns, function()
+  local faults = {}
+  for _, path in ipairs(c_files) do
+    local n = 0
+    for line in sources.read(path):gmatch "([^\n]*)\n" do
+      n = n + 1
+      if #line > layers.most_columns then faults[#faults + 1] = ("%s:%d: %d columns"):format(path, n, #line) end
+    end
+  end
+  none(faults)
+end)
+
 describe("functions are at most " .. layers.most_function_lines .. " lines long in", function()
   local function long_functions(paths, functions_of)
     local faults, n = {}, 0

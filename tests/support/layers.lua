@@ -64,6 +64,9 @@ layers.most_circles = 0
 layers.most_lines = { c = 899, h = 899, cu = 899, cuh = 899, cpp = 899, lua = 399 }
 layers.most_function_lines = 80
 
+--- Longest line of C, comments included; the formatter itself keeps code within its ColumnLimit.
+layers.most_columns = 120
+
 --- The one version of clang-format whose output is the format of the tree.
 layers.clang_format = 14
 
