@@ -108,6 +108,22 @@ describe("the plan", function()
     end)
   end
 
+  -- Of a program that ends far from where it begins, slots given without a next program would settle differently.
+  it("moves the bytes it predicts in steps that do not say what follows", function()
+    local j <close> = open { home = "disk", dev_slots = 3, lora = { r = 2, top_fraction = 0.2 } }
+    local warm, before = j.instance.placement:bytes(true), nil
+    for s = 1, 5 do
+      j:step(micros_of(s), { lr = 1e-2 })
+      local stats = j.instance.stream:stats()
+      local moved = { stats.disk_read - stats.disk_reread, stats.link_bytes, stats.loads }
+      if s > 1 then
+        assert.same({ warm.disk_read, warm.link, warm.loads },
+          { moved[1] - before[1], moved[2] - before[2], moved[3] - before[3] }, "step " .. s)
+      end
+      before = moved
+    end
+  end)
+
   it("keeps activations of upper layers where that fits and pays", function()
     local kept <close> = open { home = "gpu" }
     assert.equal(kept.spec.keepable, kept.plan.keep)

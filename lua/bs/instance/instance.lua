@@ -114,6 +114,7 @@ function methods:forward_backward(micros, o)
   pass.run(self, spec.program, {
     micros = #micros, labelled = labelled, train = true, step = o.step, head = "train", lowest = spec.lowest,
     input_gradient = function(layer) return layer > spec.lowest or embedding end, next = o.next,
+    cyclic = true, -- so that every step moves the bytes that the plan says, with `next` or without
   })
   if embedding then
     local m = spec.model

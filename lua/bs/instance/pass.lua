@@ -13,7 +13,8 @@
 --   observe         fn(kind, layer, micro, array), sees hidden states; or nil
 --   prepare         fn(layer, micro), is called before the ops of a layer are issued; or nil
 --   cache           keys and values of earlier tokens; or nil
---   next            the same program follows
+--   next            the same program follows: it is pushed before the last visits
+--   cyclic          slots are given as if the same program followed, whether it is pushed yet or not
 -- and what its visits leave for later ones:
 --   op_hash         hash of the ops of each stage's forward, which the recompute must repeat
 --   context         of each micro-batch: what stages see of it
@@ -61,13 +62,13 @@ function pass.undo(inst)
   if inst.params then pcall(inst.params.zero_grad, inst.params) end
 end
 
---- Run a pass. Whatever is raised in it leaves the instance usable. inst.pushed is the program whose visits wait in
--- the stream: the pass before has pushed it where it was told what follows.
+--- Run a pass. Whatever is raised in it leaves the instance usable. inst.pushed: the program whose visits the pass
+-- before has already pushed (its `next`), or nil.
 function pass.run(inst, list, p)
   p.op_hash, p.context, p.kept, p.gathered = {}, {}, {}, {}
   if inst.pushed ~= list then
     if inst.pushed then inst.stream:abort() end
-    inst.stream:push(list, p.next and true or false)
+    inst.stream:push(list, (p.cyclic or p.next) == true)
   end
   inst.pushed = nil
   local ok, err = xpcall(pass.visit_all, bs.traceback, inst, list, p)
