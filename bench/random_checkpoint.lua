@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Checkpoints of published shapes with random bf16 weights, written as fast as the disk takes them.
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 
 local M = {}
 

@@ -12,14 +12,14 @@ package.path = (arg[0]:match("^(.*)/") or ".") .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
 local budget = require "bs.plan.budget"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local machine = require "machine"
 local memory = require("bs.plan.measure").memory
 local model = require "bs.model.model"
 local pass = require "bs.instance.pass"
 local random_checkpoint = require "random_checkpoint"
-local work = require "bs.plan.work"
+local costs = require "bs.plan.costs"
 
 local cfg = args.parse(arg, {
   shape = { "tiny", "shape of the model", random_checkpoint.names() },
@@ -206,7 +206,7 @@ local function resident_steps(folder, cases, found)
       if found[key] or c.mode == "empty" or elapsed() > cfg.limit then return end
       local m = measure(j, c, micros)
       found[key] = m
-      local _, flops = work.flops(j.spec, c.mode == "infer" and j.spec.walk_program or j.spec.program,
+      local _, flops = costs.flops(j.spec, c.mode == "infer" and j.spec.walk_program or j.spec.program,
         c.mode == "infer" and 0 or cfg.keep, c.tokens * cfg.rows * micros)
       m.flops = flops / m.median
       if cfg.profile then m.profile = shares(j, c) end

@@ -30,7 +30,7 @@ list=() left_out=()
 for root in "${references[@]}"; do
   for dir in "$root"/*/; do
     [ -e "$dir/reference.safetensors" ] || continue
-    if "$bslua" -e "require('bs.model.family').find(require('bs.model.checkpoint').read_json('${dir}config.json'))" 2>/dev/null; then
+    if "$bslua" -e "require('bs.model.find_family').find(require('bs.model.checkpoint').read_json('${dir}config.json'))" 2>/dev/null; then
       list+=("${dir%/}")
     else
       left_out+=("$(basename "$dir")")

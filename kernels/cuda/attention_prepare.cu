@@ -4,7 +4,7 @@
 ** first key that the query sees.
 */
 #include "attention.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS)

@@ -4,7 +4,7 @@
 ** activations, sums and products, dropout. In place is fine except where element types differ.
 */
 #include "map.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 static __device__ inline float sigmoid(float x)
 {

@@ -6,7 +6,7 @@
 ** 1 - p = sigmoid(d), exact for a well-learned label: with the label in the sum, p would round to 1 and
 ** its gradient to 0. What there is once per token is f64 and computed by one thread.
 */
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 /* log of the odds against the label; -inf when nothing else has weight. */
 static __device__ inline double against(float m, float s, float ly)

@@ -8,7 +8,7 @@
 ** cancel where the mean is large. The passes after the first find the row in the caches.
 */
 #include "column_sums.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 /* A group without a row has limit 0 and still takes part in the reductions, whose barriers are the block's. */
 template <class T>

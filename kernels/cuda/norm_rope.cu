@@ -12,7 +12,7 @@
 ** A turn is orthogonal up to `scaling`, so its backward is the turn by the opposite angle times the same.
 */
 #include "column_sums.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 #include "warp.cuh"
 
 enum {

@@ -8,7 +8,7 @@
 ** the row in registers, as stored, while the group's sum is made.
 */
 #include "column_sums.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 #include <type_traits>
 

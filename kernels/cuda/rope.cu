@@ -4,7 +4,7 @@
 ** its angles are computed once into shared memory and serve all heads. Entries past 2 * n_freq pass
 ** through. A thread turns whole pairs, so y may be x.
 */
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 enum { FREQS = 256 }; /* pairs of a head at most: head dims up to 512 */
 

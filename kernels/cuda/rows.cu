@@ -5,7 +5,7 @@
 ** owns the target row and adds them in the order of the index.
 */
 #include "column_sums.cuh"
-#include "rows.cuh"
+#include "row_groups.cuh"
 
 #define ROW_KERNEL(T) template <class T> static __global__ void __launch_bounds__(ROW_THREADS)
 

@@ -1,3 +1,3 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Public name. A job: a model, a plan, an optimizer and data, to be stepped, run, saved.
+--- Public name. A job: a spec, its plan and instance, and the optimizer's progress.
 return require "bs.train.job"

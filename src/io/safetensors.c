@@ -8,7 +8,7 @@
 #include "io/safetensors.h"
 #include "base/json.h"
 #include "io/file.h"
-#include "io/names.h"
+#include "io/name_table.h"
 
 #include <ctype.h>
 #include <stdlib.h>

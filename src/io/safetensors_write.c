@@ -7,7 +7,7 @@
 */
 #include "base/json.h"
 #include "io/file.h"
-#include "io/names.h"
+#include "io/name_table.h"
 #include "io/safetensors.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 -- The recipes of the models: where they look for their model, what they print, rows of text end to end.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local qwen3 = require "bs.family.qwen3"
 local tiny = require "tiny"
 

@@ -2,7 +2,7 @@
 --- The recipes that use a model: generate.lua and eval.lua.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local models = require "family_models"
 local tiny = require "tiny"
 

@@ -4,7 +4,7 @@
 ** is found by its name and can be read. Build and run with libFuzzer:
 **   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -DBS_HAVE_URING=0 -DBS_HAVE_BLAS=0 \
 **     -Isrc $(pkg-config --cflags libcjson) tests/fuzz/fuzz_safetensors.c src/base/[a-z]*.c \
-**     src/io/safetensors.c src/io/file.c src/io/names.c -lcjson -lm -lpthread -o fuzz_safetensors
+**     src/io/safetensors.c src/io/file.c src/io/name_table.c -lcjson -lm -lpthread -o fuzz_safetensors
 **   ./fuzz_safetensors -max_total_time=60 corpus/
 */
 #include "bs.h"

@@ -4,7 +4,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
-local keys = require "bs.instance.keys"
+local store_keys = require "bs.instance.store_keys"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -52,7 +52,7 @@ describe("a dry run in bf16", function()
   it("keeps hand-offs in bf16 and sums over experts in f32", function()
     local j <close> = open { model = folder(soft_gate, "bf16"), dtype = "bf16" }
     local types = {}
-    for _, key in ipairs((keys.list(j.spec, "device", 0))) do types[key.name] = key.dtype end
+    for _, key in ipairs((store_keys.list(j.spec, "device", 0))) do types[key.name] = key.dtype end
     for _, name in ipairs { "h.0", "g", "mix.h", "mix.u", "mix.r", "mix.dh", "dy" } do
       assert.equal("bf16", types[name], name)
     end

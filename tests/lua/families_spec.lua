@@ -5,7 +5,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local model = require "bs.model.model"
 local models = require "family_models"

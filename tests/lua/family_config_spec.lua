@@ -2,7 +2,7 @@
 --- What families read from config.json: old and new keys, defaults, null, refusals; rotary frequencies.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local models = require "family_models"
 local nn = require "bs.nn"
 

@@ -3,7 +3,7 @@
 -- reference has: biases, windows, part rotations, both regimes of longrope, norms inside attention.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local model = require "bs.model.model"
 local models = require "family_models"

@@ -3,7 +3,7 @@
 -- choosing follows its definition.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local models = require "family_models"
 local sample = require "bs.decode.sample"

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Which homes a plan chooses, and the simulation that scores them.
 package.path = "tests/support/?.lua;" .. package.path
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local rates = require "bs.plan.rates"
 local sim = require "bs.plan.sim"
-local work = require "bs.plan.work"
+local costs = require "bs.plan.costs"
 local tiny = require "tiny"
 
 local hf = tiny.qwen3_config()
@@ -137,8 +137,8 @@ end)
 
 it("work is counted by visits, and for the tokens that are asked for", function()
   local j <close> = open()
-  local list, sum = work.flops(j.spec, j.spec.program, 0, 16)
-  local _, twice = work.flops(j.spec, j.spec.program, 0, 32)
+  local list, sum = costs.flops(j.spec, j.spec.program, 0, 16)
+  local _, twice = costs.flops(j.spec, j.spec.program, 0, 32)
   assert.equal(#j.spec.program, #list)
   assert.equal(2 * sum, twice)
   assert.is_true(sum > 0)

@@ -2,7 +2,7 @@
 --- What measurements are made with: a job of the layers alone, walks that follow each other, rates.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 local job = require "bs.job"
 local tiny = require "tiny"
 

@@ -21,7 +21,7 @@ local settings = {
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
-  ram = { "auto", "bytes of host memory for staging, homes, boundaries: 16GB; 0.5 of what is free; auto" },
+  ram = { "auto", "bytes of host memory for slots, homes, boundaries: 16GB; 0.5 of what is free; auto" },
   home = { "auto", "where blocks live between visits", { "auto", "gpu", "ram", "disk" } },
   rates = { "fixed", "what placements are scored with: fixed rates, or those of this machine, measured at the start",
     { "fixed", "measure" } },
@@ -162,7 +162,8 @@ local function tell_end(cfg, j, result)
   if result.interrupted and result.saved then say("to train on from here: adapter=%s", cfg.out) end
 end
 
--- The process before the job. What a device loads (BLAS, a driver) is part of it; that there is none the job tells.
+-- The process before the job. What a device loads (BLAS, a driver) is part of it. A device that is not there is told
+-- by the job.
 local function process_bytes(cfg)
   local ok, device = pcall(bs.device.open, cfg.device, {})
   if ok then device:close() end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Training rows from JSONL files, in one of the formats of bs.rows.
+--- Training rows from JSONL files, in one of the formats of bs.data.formats.
 --
 -- Files are read once in full, where every row is checked; what stays in memory is one integer per row
 -- (its offset and length). Rows are read and encoded again when a step needs them. Which rows make up a step is a
@@ -163,7 +163,7 @@ local function judge(self)
 end
 
 --- Open and check the files (a path or a list). opts: vocab, micro_tokens;
--- text (see rows.text; without it rows of input_ids only); step_tokens (of a step at most, default
+-- text (see formats.text; without it rows of input_ids only); step_tokens (of a step at most, default
 -- micro_tokens; only a single row may exceed it), micros (of a step) and rows (of a micro-batch) at most;
 -- seed; max_refused (share of the rows that may be dropped, default 0.05); on_long ("drop", or "refuse"
 -- the data). Returns a loader, or nil, a message and the word for bs.fail: "data" when the rows are refused, "error"
@@ -191,7 +191,7 @@ loader.__close = loader.close
 
 -- ---- epochs --------------------------------------------------------------------------------
 
--- Tokens of each kept row, as fn(row from 0), and their number.
+-- The kept rows: n, how many; tokens(row), of row 0, 1, ...
 local function tokens_of(self)
   return { n = #self.index, tokens = function(row) return self.index[row + 1] & MAX_TOKENS end }
 end

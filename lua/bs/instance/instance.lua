@@ -3,7 +3,7 @@
 -- parameters, head, cache, weights, stream) and runs passes: gradients of a step, forward walks, decoding. A dry run
 -- owns one on `meta`, a job one on its device; both are built here, in one order, so that the regions are the same.
 local bs = require "bs"
-local keys = require "bs.instance.keys"
+local store_keys = require "bs.instance.store_keys"
 local options = require "bs.settings.options"
 local parameters = require "bs.instance.parameters"
 local pass = require "bs.instance.pass"
@@ -40,7 +40,7 @@ local function build(self, plan, device, o)
     device = device, compute = m.compute, pool_bytes = o.pool_bytes, expand_bytes = m.expand_bytes,
     workspace_bytes = o.workspace_bytes, n_blocks = m.n_blocks, seed = spec.seed,
   }
-  local e, list, key = self.engine, keys.list(spec, plan.boundaries, plan.keep)
+  local e, list, key = self.engine, store_keys.list(spec, plan.boundaries, plan.keep)
   self.batch, self.keys = bs.batch.open(e, spec.batch), key
   self.store = bs.store.open(e, self.batch, list)
   self.embedding = bs.embedding.open(e, {
@@ -160,7 +160,7 @@ function methods:decode(micros, o)
   return walk(self, micros, { mode = "last", cache = self.cache, next = o.next })
 end
 
---- What a failed pass has left is undone: visits that are on their way, gradients so far.
+--- Drop what a failed pass has left: visits that are on their way, gradients so far.
 function methods:undo() pass.undo(self) end
 
 -- ---- parameters --------------------------------------------------------------------------------------

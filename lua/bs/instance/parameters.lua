@@ -47,11 +47,12 @@ function parameters.open(spec, engine)
   return trainer, homes
 end
 
---- Their first values: those of the adapter that the spec names, or Kaiming-uniform A and B = 0. trainer: of `open`.
-function parameters.load(spec, trainer)
-  local params = trainer.params
+--- Their first values: those of the adapter that the spec names, or Kaiming-uniform A and B = 0. holder: has
+-- `params` and `adapter` of `open`, as an instance does.
+function parameters.load(spec, holder)
+  local params = holder.params
   for _, a in ipairs(spec.adapters) do
-    local id = trainer.adapter[a.full]
+    local id = holder.adapter[a.full]
     if spec.saved then
       local first, second = spec.saved:read(a.full)
       params:set(id.a, first)

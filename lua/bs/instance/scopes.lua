@@ -76,21 +76,21 @@ end
 -- ---- recompute -----------------------------------------------------------------------------------------
 
 --- Name of a stage's work on a micro-batch; part: "join", or the number of an expert.
-function scopes.key(layer, j, part)
-  local key = layer .. "/" .. j
-  return part and key .. "/" .. part or key
+function scopes.work_name(layer, j, part)
+  local name = layer .. "/" .. j
+  return part and name .. "/" .. part or name
 end
 
---- Remember which ops a stage's forward has issued. Returns their key.
+--- Remember which ops a stage's forward has issued. Returns the name of the work.
 function scopes.remember(p, scope, layer, j, part)
-  local key = scopes.key(layer, j, part)
-  p.op_hash[key] = scope:hash()
-  return key
+  local name = scopes.work_name(layer, j, part)
+  p.op_hash[name] = scope:hash()
+  return name
 end
 
 --- A stage must be pure: its recompute issues the ops of its forward, or gradients would be of something else.
 function scopes.compare(p, scope, layer, j, part)
-  if p.op_hash[scopes.key(layer, j, part)] == scope:hash() then return end
+  if p.op_hash[scopes.work_name(layer, j, part)] == scope:hash() then return end
   bs.fail("error", "layer %d: the recompute of this stage issued other ops than its forward; a stage must be a pure "
     .. "function of (config, weights, x, ctx)", layer)
 end

@@ -1,6 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- What an instance computes, whatever it computes it on: the model, what of it is trained, the programs, and the
--- sizes of a batch. Homes, slots and budgets are none of it: two instances of one spec give the same bits.
+-- sizes of a batch. The home of a block, slots and budgets are none of it: two instances of one spec give the
+-- same bits. Two settings of a plan are looked at: home="gpu" with trainable="base" changes the cut into blocks, so
+-- that weights can be updated in their homes, and keep is checked against the layers that can be kept.
 local bs = require "bs"
 local adapter = require "bs.model.adapter"
 local lora = require "bs.model.lora"
@@ -58,7 +60,7 @@ local function keepable(self, keep)
   return most
 end
 
---- A spec from the settings of a job (bs.train.settings); the caller closes it. compute: "f32", "bf16", or "auto",
+--- A spec from the settings of a job (bs.train.job_settings); the caller closes it. compute: "f32", "bf16", or "auto",
 -- which the checkpoint decides. Returns
 --   model, name          the model, and its folder
 --   trainable            "lora", "base" or "none"

@@ -35,9 +35,9 @@ handler[K.forward] = function(inst, p, visit)
     local x = scopes.input(inst, p, visit, j)
     if keep and p.input_gradient(layer) then x:want_grad() end
     local y = m.family.layer(m.config, inst.weights.layers[layer].trunk, x, ctx)
-    local key = scopes.remember(p, scope, layer, j)
+    local name = scopes.remember(p, scope, layer, j)
     inst.store:put(inst.keys.h[layer + 1], j, y)
-    if keep then p.kept[key] = scope:keep(x, y) end
+    if keep then p.kept[name] = scope:keep(x, y) end
   end
   scopes.observe(inst, p, "hidden", layer + 1)
 end
@@ -55,10 +55,10 @@ end
 -- The scope of a layer's backward pass, its input and its output: those that the forward visit has kept, or computed
 -- again.
 local function enter_backward(inst, p, visit, j)
-  local key = scopes.key(visit.layer, j)
-  local kept = p.kept[key]
+  local name = scopes.work_name(visit.layer, j)
+  local kept = p.kept[name]
   if not kept then return (enter(inst, p, visit, j, true)) end
-  p.kept[key] = nil
+  p.kept[name] = nil
   return kept:resume()
 end
 

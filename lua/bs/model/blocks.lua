@@ -12,7 +12,7 @@ local function add_tensor(self, block, spec, full)
   return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
 end
 
--- One part of a layer (a whole dense layer, its mix, one expert): where its tensors ended up.
+-- One part of a layer (its trunk, one expert): where its tensors ended up.
 local function add_part(self, block, prefix, specs)
   local part = { block = block, prefix = prefix, tensor = {}, order = {} }
   for _, spec in ipairs(specs) do
@@ -36,7 +36,7 @@ local function add_dense(self, i)
   return { trunk = add_part(self, block, fam.prefix(i), fam.tensors(c, i)) }
 end
 
--- Experts are grouped so that a group is about as large as the mix part; `group` overrides it.
+-- Experts are grouped so that a group is about as large as the trunk; `group` overrides it.
 local function add_staged(self, i, group)
   local fam, c = self.family, self.config
   local mix_specs, expert_specs = fam.tensors(c, i), fam.expert_tensors(c, i)
@@ -73,7 +73,7 @@ local function add_vocab(self, name, kind, t, first, n, bias)
   return b
 end
 
--- Head tiles: as many vocabulary rows as the largest dense or mix block has bytes, in steps of 64. Groups of
+-- Head tiles: as many vocabulary rows as the largest trunk has bytes, in steps of 64. Groups of
 -- experts do not count, so that their size changes no bits of the head. Each tile is a block; with `whole`
 -- the head is one block and tiles are rows of it, the embedding another, or the same where they are tied.
 local function add_tiles(self, largest, update)

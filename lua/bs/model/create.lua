@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 
 --- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
 -- an embedding of its own in +-1, vectors so that they change nothing. opts.seed, opts.family.

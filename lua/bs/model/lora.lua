@@ -37,7 +37,7 @@ local function check_keys(name, patterns)
 end
 
 local RANK <const> = { type = "integer", least = 1, also = "an integer >= 1" }
-local ALPHA <const> = { type = "number", above = 0, below = math.huge, also = "a positive number" }
+local ALPHA <const> = { type = "number", above = 0, finite = true, also = "a positive number" }
 
 -- What a specification may hold. top_fraction and layers are checked with the model's layers.
 local rules = {
@@ -143,10 +143,9 @@ end
 function lora.register(m, list, params)
   local by_name, prefix = {}, m.family.peft_prefix or "base_model.model."
   for _, a in ipairs(list) do
-    by_name[a.full] = {
-      a = params:add(prefix .. a.full .. ".lora_A.weight", a.r, a.inn),
-      b = params:add(prefix .. a.full .. ".lora_B.weight", a.out, a.r), scale = a.scale, dropout = a.dropout,
-    }
+    local first = params:add(prefix .. a.full .. ".lora_A.weight", a.r, a.inn)
+    local second = params:add(prefix .. a.full .. ".lora_B.weight", a.out, a.r)
+    by_name[a.full] = { a = first, b = second, scale = a.scale, dropout = a.dropout }
   end
   return by_name
 end

@@ -3,7 +3,7 @@
 local bs = require "bs"
 local blocks = require "bs.model.blocks"
 local checkpoint = require "bs.model.checkpoint"
-local family = require "bs.model.family"
+local family = require "bs.model.find_family"
 
 local model = {}
 
@@ -26,7 +26,7 @@ end
 -- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. opts.update: lay blocks out so
 -- that gpu homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the
 -- way. Returns the model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i]
--- (0-based), norm, final_norm(c, w, x), tiles, rows, and with updatable: embed.
+-- (0-based), norm, final_norm(c, w, x), tiles, row_table, and with updatable: embed.
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
@@ -48,7 +48,7 @@ function model.open(dir, opts)
   return self
 end
 
---- Every part (dense layer, mix, expert) in order: calls fn(part, layer index).
+--- Every part (trunk, expert) in order: calls fn(part, layer index).
 function model.each_part(self, fn)
   for i = 0, self.config.layers - 1 do
     local layer = self.layers[i]

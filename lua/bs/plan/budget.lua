@@ -26,7 +26,7 @@ local AUTO <const> = { gpu = { vram = 1.0, ram = 0.75 }, cpu = { vram = 0.5, ram
 function budget.free(device) return math.floor(device:props().total_bytes * 0.95) end
 
 --- Bytes for a job's settings vram and ram on a device: {vram, ram, note = why vram is less than was asked for}. gpu:
--- is the device one? (The memory of the cpu device is the host's, which is not counted.)
+-- vram is bounded by what the device has free; that of the cpu device is the host's, and is not.
 function budget.bytes(cfg, device, gpu)
   local out = {}
   for _, name in ipairs { "vram", "ram" } do

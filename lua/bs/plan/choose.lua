@@ -5,9 +5,9 @@
 local bs = require "bs"
 local budget = require "bs.plan.budget"
 local homes = require "bs.plan.homes"
-local keys = require "bs.instance.keys"
+local store_keys = require "bs.instance.store_keys"
 local sim = require "bs.plan.sim"
-local work = require "bs.plan.work"
+local costs = require "bs.plan.costs"
 
 local choose = {}
 local mib <const> = budget.mib
@@ -42,7 +42,7 @@ end
 local function other_bytes(s, c)
   local spec, needs = s.spec, s.needs(c.keep)
   local batch, m = spec.batch, spec.model
-  local store_dev, store_host = bs.store.bytes(batch, (keys.list(spec, c.boundaries, c.keep)))
+  local store_dev, store_host = bs.store.bytes(batch, (store_keys.list(spec, c.boundaries, c.keep)))
   local _, rows_host = bs.embedding.bytes(m.manifest, m.row_table, c.rows, batch)
   local batch_host = batch.micros * batch.tokens * 48
   return needs.other + store_dev + needs.arena, store_host + rows_host + STAGING + batch_host
@@ -52,8 +52,8 @@ local function simulate(s, c, placed)
   local spec, sizes = s.spec, s.sizes
   return sim.step {
     transfers = placed:transfers(true), size = function(b) return sizes.payload[b], sizes.raw[b] end,
-    work = work.flops(spec, spec.program, c.keep), host_slots = c.host_slots, rates = s.rates,
-    back = c.boundaries == "host" and work.returns(spec, spec.program, c.keep) or nil,
+    work = costs.flops(spec, spec.program, c.keep), host_slots = c.host_slots, rates = s.rates,
+    back = c.boundaries == "host" and costs.returns(spec, spec.program, c.keep) or nil,
   }
 end
 
@@ -110,8 +110,8 @@ local function better(a, b)
     or a.seconds <= b.seconds and a.busy.link + a.busy.disk < b.busy.link + b.busy.disk
 end
 
--- The best plan with activations of upper layers kept, where that is faster. Not where boundaries may only wait on
--- the host: the inputs of kept layers do not.
+-- The best plan with activations of upper layers kept, where that is faster. Not where boundaries="host" was asked
+-- for: the inputs of kept layers stay on the device.
 local function keep_more(s, best, order)
   local most = s.spec.keepable
   if s.keep ~= "auto" or s.boundaries == "host" or most == 0 then return best end
@@ -130,7 +130,7 @@ local function keep_more(s, best, order)
   return chosen
 end
 
--- Neither budget may be the one that is too small: each may do with more of the other.
+-- It may be that neither budget is too small alone: each would do with more of the other.
 local function refuse(s, least_dev, least_host)
   local parts = {}
   if least_dev > s.vram then

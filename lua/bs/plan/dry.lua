@@ -3,7 +3,7 @@
 -- job will need to the byte, before anything is read.
 local bs = require "bs"
 local instance = require "bs.instance.instance"
-local keys = require "bs.instance.keys"
+local store_keys = require "bs.instance.store_keys"
 
 local dry = {}
 
@@ -36,7 +36,7 @@ local function run(spec, keep, o)
     pool_bytes = 0, workspace_bytes = o.workspace_bytes, cache_channels = o.cache_channels, on_attend = o.on_attend,
   })
   local fixed = inst.engine:stats().fixed_bytes
-  local store = bs.store.bytes(spec.batch, (keys.list(spec, "device", keep)))
+  local store = bs.store.bytes(spec.batch, (store_keys.list(spec, "device", keep)))
   local other = fixed - inst.placement:device_bytes() - store
   run_passes(inst, keep)
   return { arena = inst.engine:stats().arena_peak, other = other }

@@ -4,6 +4,7 @@
 -- A rule is a table:
 --   type      "integer", "number", "string", "boolean", "table", "function", "list" (of texts, or one text) or "any"
 --   least, most   bounds of a number; above, below: the same, exclusive
+--   finite    a number that is not infinite
 --   words     texts that are taken as well, or instead where there is no type
 --   share     a float above 0 and up to 1 is taken as well: a part of what is free
 --   default   what is taken where nothing is given
@@ -63,8 +64,9 @@ local function one_of(words, value)
 end
 
 local function within(rule, v)
-  return v >= (rule.least or -math.huge) and v <= (rule.most or math.huge)
-    and v > (rule.above or -math.huge) and v < (rule.below or math.huge)
+  return (not rule.least or v >= rule.least) and (not rule.most or v <= rule.most)
+    and (not rule.above or v > rule.above) and (not rule.below or v < rule.below)
+    and (not rule.finite or math.abs(v) ~= math.huge)
 end
 
 local function is(rule, value)
@@ -77,7 +79,7 @@ local function is(rule, value)
 end
 
 local function number_text(rule)
-  local what = rule.type == "integer" and "an integer" or "a number"
+  local what = rule.type == "integer" and "an integer" or rule.finite and "a finite number" or "a number"
   if rule.least and rule.most then
     return rule.type == "integer" and ("an integer %d..%d"):format(rule.least, rule.most)
       or ("a number %g to %g"):format(rule.least, rule.most)

@@ -20,7 +20,7 @@ local open_device = require "bs.instance.open_device"
 local parameters = require "bs.instance.parameters"
 local rates = require "bs.plan.rates"
 local save = require "bs.train.save"
-local settings = require "bs.train.settings"
+local settings = require "bs.train.job_settings"
 local spec = require "bs.instance.spec"
 local step = require "bs.train.step"
 
@@ -71,7 +71,7 @@ local function start(self, budgets, wish, cache_channels)
   end
 end
 
---- A new job; cfg: see bs.train.settings. Closes what it has opened where anything is refused.
+--- A new job; cfg: see bs.train.job_settings. Closes what it has opened where anything is refused.
 function job.new(cfg)
   local self = setmetatable({ cfg = settings.read(cfg), steps_done = 0 }, mt)
   local _ <close> = setmetatable({}, { __close = function(_, err)

@@ -86,7 +86,7 @@ local function save(job, o, result)
   o.say("adapter saved in %s", o.out)
 end
 
---- Train. o: {data, steps, lr, schedule and warmup (see bs.schedule; default constant), weight_decay, clip,
+--- Train. o: {data, steps, lr, schedule and warmup (see bs.train.schedule; default constant), weight_decay, clip,
 -- valid and eval_every (held-out rows are evaluated before, every so many steps, and at the end), out (folder
 -- of the adapter; it is saved before the last evaluation), say(fmt, ...) prints a line}. Returns {steps,
 -- tokens, losses, reads, first_eval, last_eval, seconds, step_seconds, data_seconds, saved, interrupted =

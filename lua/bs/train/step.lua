@@ -7,12 +7,13 @@ local options = require "bs.settings.options"
 
 local step = {}
 
+local function finite(default) return { type = "number", finite = true, default = default } end
+
 --- Options of a step: of AdamW (Loshchilov & Hutter 2019; clip bounds the gradient's global norm, 0 is off); apply:
 -- false leaves the parameters alone; next: the same program follows, so that its first blocks are read meanwhile.
 step.rules = {
-  lr = { type = "number", default = 2e-4 }, beta1 = { type = "number", default = 0.9 },
-  beta2 = { type = "number", default = 0.999 }, eps = { type = "number", default = 1e-8 },
-  weight_decay = { type = "number", default = 0 }, clip = { type = "number", default = 1.0 },
+  lr = finite(2e-4), beta1 = finite(0.9), beta2 = finite(0.999), eps = finite(1e-8), weight_decay = finite(0),
+  clip = finite(1.0),
   apply = { type = "boolean", default = true }, next = { type = "boolean", default = false },
 }
 

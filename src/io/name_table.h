@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* names.h: a table from names to numbers. */
-#ifndef BS_IO_NAMES_H
-#define BS_IO_NAMES_H
+/* name_table.h: a table from names to numbers. */
+#ifndef BS_IO_NAME_TABLE_H
+#define BS_IO_NAME_TABLE_H
 
 #include "base/base.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** attention.c: the loops that define attention. q [T,H*D], k and v [T,K*D], o [T,H*D], lse [T,H];
+** attention_plain.c: the loops that define attention. q [T,H*D], k and v [T,K*D], o [T,H*D], lse [T,H];
 ** query head h reads key/value head h / (H/K); row r of the batch is tokens [cu[r], cu[r+1]). Key j
 ** is seen by query i of the same row iff 0 <= i - j, and i - j < window when there is one. A head may
 ** have a sink: a score beside those of its keys, without a value. lse has it in, so that the gradients

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- The keys of an instance's store: tensors that outlive the scope of a (visit, micro-batch).
-local keys = {}
+local store_keys = {}
 
 --- The list that bs.store.open and bs.store.bytes take, and its names: a table name -> number of the key, counted
 -- from 0, in which h is a table layer -> number. boundaries: "device" or "host", where the inputs of layers wait for
 -- the backward pass. keep: the inputs of so many upper layers stay on the device whatever `boundaries` says, because
 -- their kept activations refer to them.
-function keys.list(spec, boundaries, keep)
+function store_keys.list(spec, boundaries, keep)
   local m, c, list, key = spec.model, spec.model.config, {}, { h = {} }
   local function add(name, channels, stay, dtype)
     list[#list + 1] = { name = name, channels = channels, dtype = dtype or m.compute, stay = stay }
@@ -35,4 +35,4 @@ function keys.list(spec, boundaries, keep)
   return list, key
 end
 
-return keys
+return store_keys

@@ -60,7 +60,7 @@ function settings.read(given)
   local cfg = options.read("job: ", given, settings.rules)
   rates.check(cfg.rates)
   if not cfg.model then bs.fail("usage", "model= must name a checkpoint folder") end
-  if cfg.cache then cfg.cache = options.read("cache.", cfg.cache, cache_rules) end
+  if cfg.cache then cfg.cache = options.read("cache: ", cfg.cache, cache_rules) end
   if cfg.stack and (cfg.trainable == "base" or cfg.cache) then
     bs.fail("usage", "stack=true: the layers alone have no loss to train the whole model with and no logits to "
       .. "generate from; lora or none without cache= is expected")

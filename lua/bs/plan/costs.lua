@@ -2,12 +2,12 @@
 --- What the visits of a program compute and move beside blocks: the numbers that a step is simulated with.
 local program = require "bs.instance.program"
 
-local work = {}
+local costs = {}
 local K <const> = program.kind
 
 --- FLOPs of each visit of a list where `keep` upper layers are kept: 2 per parameter and token, twice more for
 -- recompute and input gradient. tokens: of a step; nil: as many as the batch can hold. Returns the list and its sum.
-function work.flops(spec, list, keep, tokens)
+function costs.flops(spec, list, keep, tokens)
   local m, flops, sum = spec.model, {}, 0
   tokens = tokens or spec.batch.tokens * spec.batch.micros
   for i, v in ipairs(list) do
@@ -25,7 +25,7 @@ end
 
 --- Bytes of layer inputs that come back over the link before each visit of a list, where they wait on the host; those
 -- of kept layers stay on the device.
-function work.returns(spec, list, keep)
+function costs.returns(spec, list, keep)
   local m, bytes = spec.model, {}
   local each = spec.batch.micros * spec.batch.tokens * m.config.channels * (m.compute == "bf16" and 2 or 4)
   for i, v in ipairs(list) do
@@ -35,4 +35,4 @@ function work.returns(spec, list, keep)
   return bytes
 end
 
-return work
+return costs

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** json.c: files, and JSON as tokenizer.json has it: some hundred thousand pieces and merges, and a small tree of
-** settings. The tree is read by bs_json_parse, as every other JSON text. The two big members, model.vocab and
-** model.merges, are cut out before and read in place by a scanner of their own, for two reasons. cJSON's strings end at
-** a zero character, which a piece may hold. And of Gemma 3's file of 33 MB a tree takes 192 MB and 0.2 s, where opening
-** that tokenizer takes 0.36 s and 120 MB in all. The text is checked to be UTF-8 first; the scanner trusts it in
-** nothing else.
+** tokenizer_json.c: files, and JSON as tokenizer.json has it: some hundred thousand pieces and merges, and a
+** small tree of settings. The tree is read by bs_json_parse, as every other JSON text. The two big members,
+** model.vocab and model.merges, are cut out before and read in place by a scanner of their own, for two
+** reasons. cJSON's strings end at a zero character, which a piece may hold. And of Gemma 3's file of 33 MB a
+** tree takes 192 MB and 0.2 s, where opening that tokenizer takes 0.36 s and 120 MB in all. The text is
+** checked to be UTF-8 first; the scanner trusts it in nothing else.
 */
 #include "text/text.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** names.c: a hash table from names to numbers, filled once and then only read. Linear probing in a
+** name_table.c: a hash table from names to numbers, filled once and then only read. Linear probing in a
 ** table of at least twice as many places as names, so an empty place always ends a search.
 */
-#include "io/names.h"
+#include "io/name_table.h"
 
 #include <string.h>
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** rows.cuh: kernels over the rows of a matrix: groups of threads that own a row, sums and maxima of a group in a
+** row_groups.cuh: kernels over the rows of a matrix: groups of threads that own a row, sums and maxima of a group in a
 ** fixed order.
 **
 ** A row of C elements belongs to blockDim.x threads (a power of two); a block has ROW_THREADS threads
 ** and so one or more rows. Thread x handles elements [8x, 8x+8), then those 8 * blockDim.x further on.
 */
-#ifndef BSK_CUDA_ROWS_CUH
-#define BSK_CUDA_ROWS_CUH
+#ifndef BSK_CUDA_ROW_GROUPS_CUH
+#define BSK_CUDA_ROW_GROUPS_CUH
 
 #include "elements.cuh"
 #include "launch.cuh"
