@@ -69,6 +69,8 @@ bs_status bsi_dev_open(const char *spec, const bsi_dev_ops *ops, const bsi_dev_o
                        const bs_dev_cfg *cfg, bs_dev **out)
 {
     *out = NULL;
+    /* A table of another size is of another version, and its slots would be called with arguments
+       that they do not expect. */
     if (ops->size != sizeof *ops)
         return bsi_fail(BS_INTERNAL, "device '%s' was built against another version of its interface",
                         spec);
@@ -107,6 +109,8 @@ void bs_dev_close(bs_dev *dev)
     if (!dev)
         return;
     device *d = device_of(dev);
+    /* Objects may outlive the device, because callers close in any order (C7): the last object
+       destroys it. The pump goes at once: what it advances may be freed before those objects are. */
     d->closed = true;
     dev->pump = NULL;
     if (d->live == 0)
@@ -120,6 +124,8 @@ void bs_dev_props_get(const bs_dev *dev, bs_dev_props *out)
     dev->ops->props(dev, out);
     out->unpinned_bytes = d->unpinned;
     out->workspace_bytes += d->workspace;
+    /* A caller whose allocation was refused asks again how much there is. Without this it would
+       plan the same size once more. */
     if (d->ran_short)
         out->total_bytes = BSI_MIN(out->total_bytes, d->device_left - d->device_used);
     snprintf(out->name, sizeof out->name, "%s", dev->spec);
@@ -179,6 +185,8 @@ bs_status bs_dev_profile(bs_dev *dev, bool on)
 {
     BSI_TRY(usable(dev, "profile"));
     device *d = device_of(dev);
+    /* Off first: it returns when nothing is added to the old profile any more, which is then
+       cleared. */
     BSI_TRY(dev->ops->profile(dev, NULL));
     d->profiling = false;
     if (!on)
@@ -193,6 +201,7 @@ bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n)
 {
     BSI_TRY(usable(dev, "profile"));
     device *d = device_of(dev);
+    /* Set to what it is already: that waits for the launches that are still being timed (dev.h). */
     BSI_TRY(dev->ops->profile(dev, d->profiling ? &d->profile : NULL));
     bsi_profile_sort(&d->profile);
     *rows = d->profile.row;
@@ -200,8 +209,9 @@ bs_status bs_dev_profile_read(bs_dev *dev, const bs_profile_row **rows, int *n)
     return BS_OK;
 }
 
-/* Execution errors are sticky: the first one is what every later call repeats. Other statuses are of
-   the call alone: an allocation that is refused leaves the device as it was. */
+/* Execution errors are sticky: the first one is what every later call repeats, so its detail is
+   copied before another failure replaces it. Other statuses belong to the call alone: an allocation
+   that is refused leaves the device as it was. */
 static bs_status settle(bs_dev *dev, bs_status st)
 {
     if (st == BS_DEVICE && !dev->lost) {
@@ -248,6 +258,7 @@ static bs_status range_ok(const bs_dev *dev, bsi_addr at, size_t bytes, const ch
     if (at.mem->dev != dev)
         return bsi_fail(BS_ARG, "%s: %s is memory of device '%s', the call of '%s'", what, noun,
                         at.mem->dev->spec, dev->spec);
+    /* off + bytes may wrap, and a wrapped end would lie inside the memory. */
     if (!bsi_add_size(at.off, bytes, &end) || end > at.mem->bytes)
         return bsi_fail(BS_ARG, "%s: %s is %zu bytes at offset %zu of a memory of %zu bytes", what,
                         noun, bytes, at.off, at.mem->bytes);
@@ -284,6 +295,8 @@ static void object_closed(bs_dev *dev, object *o)
     device *d = device_of(dev);
     o->closed = true;
     if (bsi_dev_checks(dev)) {
+        /* Not freed: the allocator could give the same address to the next object, and a stale
+           pointer would then pass for that one. */
         o->next = d->graves;
         d->graves = o;
     } else {
@@ -294,7 +307,8 @@ static void object_closed(bs_dev *dev, object *o)
         destroy(d);
 }
 
-/* Injected: another process took memory after this one had looked. */
+/* Injected: another process took memory after this one had looked. The difference cannot wrap:
+   while device_left is set, all device memory in use has passed this test. */
 static bs_status memory_left(device *d, bsi_memkind kind, size_t bytes)
 {
     if (kind != BSI_MEM_DEVICE || d->device_left == 0 || bytes <= d->device_left - d->device_used)
@@ -304,7 +318,8 @@ static bs_status memory_left(device *d, bsi_memkind kind, size_t bytes)
                     bytes, d->device_left - d->device_used);
 }
 
-/* Logged once: what follows is likely to be refused, too. */
+/* Logged once, because what follows is likely to be refused, too. Which memory was refused is kept
+   on the object, so that its free subtracts what was added here. */
 static void account(device *d, object *o, bsi_memkind wanted)
 {
     const bsi_mem *m = &o->pub.mem;
@@ -424,7 +439,8 @@ void bsi_event_close(bsi_event *ev)
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-/* Appended under the lock, read without it: an entry is complete before the count covers it. */
+/* Appended under the lock, read without it: an entry is written before the release store of the
+   count that covers it, and entries never change. */
 static pthread_mutex_t sites_lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *sites[MAX_SITES];
 static atomic_int n_sites;
@@ -440,10 +456,13 @@ static bool site_known(const char *site, int n)
 
 static void add_site(const char *site)
 {
+    /* Without the lock first: this runs at every wait, and after one step all sites are known. */
     if (site_known(site, atomic_load_explicit(&n_sites, memory_order_acquire)))
         return;
     pthread_mutex_lock(&sites_lock);
     int n = atomic_load_explicit(&n_sites, memory_order_relaxed);
+    /* Looked up again, since another thread may have added it before the lock was ours. Sites that
+       find the list full are not listed; waiting does not depend on it. */
     if (n < MAX_SITES && !site_known(site, n)) {
         sites[n] = site;
         atomic_store_explicit(&n_sites, n + 1, memory_order_release);
@@ -496,6 +515,8 @@ bs_status bsi_copy(bsi_queue *q, bsi_addr dst, bsi_addr src, size_t bytes)
     BSI_TRY(range_ok(q->dev, src, bytes, "copy", "source"));
     if (bytes == 0)
         return BS_OK;
+    /* No sum wraps: both ranges lie in their memory. Overlap is undefined for memcpy and for
+       cudaMemcpyAsync alike ("the memory areas may not overlap"), so no backend sees it. */
     if (dst.mem == src.mem && dst.off < src.off + bytes && src.off < dst.off + bytes)
         return bsi_fail(BS_ARG, "copy: %zu bytes from offset %zu to %zu of one memory overlap", bytes,
                         src.off, dst.off);
@@ -556,7 +577,8 @@ bs_status bsi_host_fn(bsi_queue *q, void (*fn)(void *), void *ud)
 
 /* ---- blocking waits -------------------------------------------------------------------------- */
 
-/* A pump may wait itself; it is not entered again from there. */
+/* A pump may wait, and waits pump. Entered again from there it would meet the half-changed state of
+   its own outer call. */
 static void pump(device *d)
 {
     if (!d->pub.pump || d->pumping)
@@ -566,8 +588,9 @@ static void pump(device *d)
     d->pumping = false;
 }
 
-/* Spin first: most waits are for something that is nearly done. Then sleep, longer every 16 rounds: the
-   cores belong to the threads of the device. 1 ms bounds what a late look costs a step. */
+/* Spin first, because most waits are for something that is nearly done. Then sleep, twice as long
+   every 16 rounds, because the cores belong to the threads of the device. The longest sleep bounds
+   how late a finished event is noticed. */
 static void back_off(int *round)
 {
     if (++*round <= SPINS)
@@ -601,6 +624,8 @@ bs_status bsi_host_wait_queue(bsi_queue *q)
 {
     BSI_TRY(queue_ok(q, "host_wait_queue"));
     bsi_event *end = object_of(q)->end;
+    /* A pump that waits for the same queue records `end` again meanwhile. That moves the mark to a
+       later place, so this wait can end late but not early. */
     BSI_TRY(bsi_event_record(end, q));
     BSI_TRY(bsi_host_wait(end));
     return bsi_queue_status(q); /* a failure that the event did not show */
@@ -614,6 +639,7 @@ bs_status bsi_host_spin(const bsi_event *ev)
             return st;
         if (bs_cancelled())
             return cancelled(ev->dev);
+        /* A queue of the cpu device may need this core to reach the event. */
         sched_yield();
     }
 }
@@ -625,6 +651,8 @@ bs_status bsi_host_drain_queue(bsi_queue *q)
     BSI_TRY(queue_ok(q, "host_drain_queue"));
     bsi_event *end = object_of(q)->end;
     BSI_TRY(bsi_event_record(end, q));
+    /* Neither bs_cancel nor the pump is looked at: the caller is about to free what is in flight,
+       so an early return would free it too soon, and a pump would issue more. */
     while ((st = bsi_event_query(end)) == BS_AGAIN)
         back_off(&round);
     return st;

@@ -41,6 +41,8 @@ bs_status bsi_pool_open(bs_dev *dev, size_t bytes, bsi_pool **out)
         return BS_NOMEM;
     p->dev = dev;
     p->bounded = bytes != 0;
+    /* SIZE_MAX / 4 where it only counts: never reached, and a sum of a few such sizes does not
+       wrap. */
     p->bytes = p->bounded ? bytes : SIZE_MAX / 4;
     bs_status st = bsi_mem_alloc(dev, BSI_MEM_DEVICE, BS_TAG_DEVICE, p->bytes, &p->mem);
     if (st != BS_OK) {
@@ -65,6 +67,7 @@ bs_status bsi_pool_region(bsi_pool *p, const char *name, size_t bytes, bsi_addr 
     size_t need = bsi_round_up(BSI_MAX(bytes, (size_t)1), ALIGN);
     if (p->sealed)
         return bsi_fail(BS_STATE, "device region '%s' is asked after the pool was sealed", name);
+    /* bytes is compared first: rounding up wraps close to SIZE_MAX, and need would be 0. */
     if (bytes > p->bytes || need > p->bytes - p->fixed)
         return bsi_fail(
             BS_DEVMEM,
@@ -115,6 +118,8 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
     size_t need = bsi_round_up(BSI_MAX(bytes, (size_t)1), ALIGN), best = 0;
     if (!p->sealed)
         return bsi_fail(BS_STATE, "an activation is asked before the pool was sealed (engine:seal())");
+    /* The lowest range that is large enough. Any other rule that depends on the calls alone would
+       do; what must not change is that the dry run and the real run follow the same one. */
     for (size_t i = 0; i < p->n_free; i++) {
         span *s = &p->free[i];
         if (s->bytes < need) {
@@ -128,6 +133,8 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
         if (s->bytes == 0)
             drop_span(p, i);
         p->now += need;
+        /* The highest end, not the largest sum in use: holes count. An arena of exactly `peak`
+           bytes can serve this sequence of calls, a smaller one cannot. */
         p->peak = BSI_MAX(p->peak, end);
         return BS_OK;
     }
@@ -138,6 +145,9 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
         need, p->now, best, p->bytes - p->fixed);
 }
 
+/* The range must be one that was taken: a second give of it would go unnoticed here, and two users
+   would then get the same bytes. Neighbours are joined at once, so that a free range is as large as
+   it can be when the next take looks at it. */
 void bsi_arena_give(bsi_pool *p, bsi_addr at, size_t bytes)
 {
     size_t n = bsi_round_up(BSI_MAX(bytes, (size_t)1), ALIGN), i = 0;

@@ -95,6 +95,8 @@ static bs_status poison(check_dev *d, bsi_mem *inner)
 {
     if (!d->poisons || inner->kind != BSI_MEM_DEVICE || inner->bytes == 0 || inner->bytes > POISON_MAX)
         return BS_OK;
+    /* A queue of the inner device, which no clock knows: its close drains, so the fill is over
+       before the caller has the memory. */
     bsi_queue q = {.dev = &d->inner, .name = "poison"};
     BSI_TRY(d->inner.ops->queue_open(&d->inner, q.name, &q));
     bs_status st = d->inner.ops->fill(&q, (bsi_addr){inner, 0}, 0xFF, inner->bytes);
@@ -121,6 +123,7 @@ static bs_status check_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size
         goto fail;
     }
     m->number = ++d->mems;
+    /* What the inner device gave, which may be pageable where pinned was asked. */
     out->kind = m->inner.kind;
     out->tag = m->inner.tag;
     out->host = m->inner.host;
@@ -136,8 +139,8 @@ static void check_mem_free(bsi_mem *mem)
 {
     check_dev *d = dev_of(mem->dev);
     check_mem *m = mem->impl;
-    /* After a failure or a cancel nobody can wait any more; the inner device drains, nothing is
-       lost. */
+    /* After a failure or a cancel the program cannot wait any more, and its frees are right all the
+       same, because the inner device drains. Reports of them would be false. */
     if (!mem->dev->lost && !bs_cancelled())
         bsi_check_freed(d, m);
     d->inner.ops->mem_free(&m->inner);
@@ -163,6 +166,7 @@ static bs_status check_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
     if (i == CHECK_QUEUES)
         return bsi_fail(BS_UNSUPPORTED, "queue '%s': a check device follows %d open queues at most",
                         name, CHECK_QUEUES);
+    /* Reports name queues that are closed already. */
     const char *kept = bsi_check_intern(d, name);
     check_queue *q = kept ? bsi_alloc(BS_TAG_MISC, sizeof *q) : NULL;
     if (!q)
@@ -174,8 +178,9 @@ static bs_status check_queue_open(bs_dev *dev, const char *name, bsi_queue *out)
         bsi_free(q);
         return st;
     }
-    /* The clock of an index goes on over its queues. What the host had seen complete before it opened
-       the queue is before everything in it. */
+    /* An index is used again, and its clock goes on: histories still hold accesses of the queue
+       that had it before, and from 0 on they would seem to lie in the future. What the host had
+       seen complete when it opened the queue is before everything in it. */
     uint64_t own = d->clock[i][i];
     memcpy(d->clock[i], d->seen, sizeof d->clock[i]);
     d->clock[i][i] = own;
@@ -190,8 +195,8 @@ static void check_queue_close(bsi_queue *queue)
     check_dev *d = dev_of(queue->dev);
     check_queue *q = queue->impl;
     int i = q->index;
-    /* Closing drains, so all that it did is over, for every queue and for the host: no wait was needed
-       for that. */
+    /* Closing drains: all that the queue did is over, for every other queue and for the host,
+       without any wait. */
     d->inner.ops->queue_close(&q->inner);
     for (int r = 0; r < CHECK_QUEUES; r++)
         d->clock[r][i] = d->clock[i][i];
@@ -238,7 +243,8 @@ static bs_status check_event_record(bsi_event *ev, bsi_queue *queue)
     check_queue *q = queue->impl;
     check_event *e = ev->impl;
     BSI_TRY(d->inner.ops->event_record(&e->inner, &q->inner));
-    /* All that is before the mark; the former mark is forgotten (C2). */
+    /* What is before the mark. The row of the former mark is overwritten: whoever waited for it has
+       joined it already, and nobody can wait for it from here on (C2). */
     memcpy(e->clock, d->clock[q->index], sizeof e->clock);
     return BS_OK;
 }
@@ -253,7 +259,8 @@ static bs_status check_queue_wait(bsi_queue *queue, const bsi_event *ev, const c
         return BS_OK;
     }
     BSI_TRY(d->inner.ops->queue_wait(&q->inner, &e->inner, site));
-    /* The record that is current (C3); all 0 when there is none, which orders nothing. */
+    /* The record that is current (C3); without one all clocks are 0, which orders nothing. A wait
+       that the inner device refused orders nothing either, so the join comes last. */
     join(d->clock[q->index], e->clock);
     return BS_OK;
 }
@@ -296,6 +303,7 @@ static bs_status check_copy(bsi_queue *queue, bsi_addr dst, bsi_addr src, size_t
     bool from = src.mem->kind == BSI_MEM_DEVICE, to = dst.mem->kind == BSI_MEM_DEVICE;
     const char *label = from == to ? "copy" : to ? "copy in" : "copy out";
     tick(d, q);
+    /* Noted before it is issued: when there is no memory to note it, it must not run unseen. */
     BSI_TRY(touch(d, q, src, bytes, BSI_READ, label));
     BSI_TRY(touch(d, q, dst, bytes, BSI_WRITE, label));
     return d->inner.ops->copy(&q->inner, inner_addr(dst), inner_addr(src), bytes);
@@ -317,6 +325,8 @@ static bs_status check_launch(bsi_queue *queue, const bsi_kcall *call)
     bsi_kcall inner = *call;
     char number[32];
     snprintf(number, sizeof number, "kernel %d", (int)call->op);
+    /* The history keeps the label for as long as the device lives, the caller only until the launch
+       has run. */
     const char *label = bsi_check_intern(d, call->label ? call->label : number);
     if (!label)
         return BS_NOMEM;

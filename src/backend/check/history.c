@@ -2,11 +2,12 @@
 /*
 ** history.c: what the check device remembers of each memory, and what it reports.
 **
-** A memory is cut into segments, each with its last write and the last read of every queue since. That
-** is enough: a read or write that is ordered after the last write is ordered after everything that
-** write was ordered after, and what was not has been reported already. A write replaces the segments
-** under it by one; segments of equal history are merged and forgotten histories make them equal, so
-** the number of segments follows the number of ranges that are really in use. Owner thread only.
+** A memory is cut into segments, each with its last write and the last read of every queue since
+** then. Nothing older is needed: what is ordered after the last write is also ordered after
+** everything that this write was ordered after, and where the write itself was not ordered, that
+** has been reported. Neighbours with equal histories are merged. Operations that can no longer
+** conflict are forgotten, which makes more histories equal, so the number of segments follows the
+** number of ranges in use. Owner thread only.
 */
 #include "backend/check/check.h"
 
@@ -34,7 +35,9 @@ const char *bsi_check_intern(check_dev *d, const char *text)
     return l->text;
 }
 
-/* One missing wait conflicts in every step; keys are of texts and queues, so it is reported once. */
+/* One missing wait conflicts in every step. The key is made of texts and queues and not of clocks,
+   so it is reported once. Where the list of keys could not grow, violations exceeds cap_keys and
+   stays ahead of it. */
 static bool reported_before(check_dev *d, uint64_t key)
 {
     int kept = BSI_MIN(d->violations, d->cap_keys);
@@ -119,7 +122,7 @@ static void put_segment(check_dev *d, check_segment *s)
     d->free_segments = s;
 }
 
-/* One is there: bsi_check_history_open and make_room see to it. */
+/* The free list is not empty: bsi_check_history_open and make_room reserve before anything is cut. */
 static check_segment *take_segment(check_dev *d)
 {
     check_segment *s = d->free_segments;
@@ -190,7 +193,8 @@ static void merge(check_dev *d, check_mem *m, size_t first, size_t last)
     m->n -= last - to;
 }
 
-/* Index of the segment that holds byte at. */
+/* Index of the segment that holds byte at: the first that ends behind it. There is one, because
+   segments cover the memory and the front refuses ranges that leave it. */
 static size_t find(const check_mem *m, size_t at)
 {
     size_t lo = 0, hi = m->n - 1;
@@ -215,8 +219,10 @@ static void cut(check_dev *d, check_mem *m, size_t i, size_t at)
     m->n++;
 }
 
-/* What is before every open queue and complete can neither conflict nor be in flight. A queue that is
-   opened later begins with what the host has seen, so it is behind it too. */
+/* An operation that every open queue is ordered after cannot conflict, and one that the host has
+   seen complete is not in flight. Both must hold: a queue that lacks a wait has to find the
+   operation here, and so has a free. A queue that is opened later begins with what the host has
+   seen, so it is behind the operation too. */
 static void forget(const uint64_t *before_all, int q, check_access *a)
 {
     if (a->clock <= before_all[q])
@@ -242,6 +248,7 @@ static void compact(check_dev *d, check_mem *m)
             forget(before_all, q, &s->read[q]);
     }
     merge(d, m, 0, m->n - 1);
+    /* Not before the number has doubled: so compaction costs each touch a constant on average. */
     m->compact_at = BSI_MAX(2 * m->n, (size_t)COMPACT_MIN);
 }
 
@@ -249,6 +256,7 @@ static bs_status make_room(check_dev *d, check_mem *m)
 {
     if (m->n >= m->compact_at)
         compact(d, m);
+    /* A range has two ends, and each of them cuts one segment at most. */
     BSI_TRY(reserve_segments(d, 2));
     if (m->n + 2 <= m->cap)
         return BS_OK;
@@ -260,7 +268,10 @@ static bs_status make_room(check_dev *d, check_mem *m)
     return BS_OK;
 }
 
-/* A write conflicts with the last write and with every read since; a read with the last write only. */
+/* A write conflicts with the last write and with every read since, a read with the last write only.
+   An access is ordered before the operation when its clock is not larger than the row of the
+   operation's queue (check.h). That holds for all accesses of the same queue, whose clock only
+   grows. */
 static void compare(check_dev *d, const check_mem *m, const check_segment *s, party new, bool writes)
 {
     const uint64_t *before = d->clock[new.queue];
@@ -292,7 +303,7 @@ bs_status bsi_check_touch(check_dev *d, check_mem *m, size_t lo, size_t hi, int 
         compare(d, m, s, now, writes);
         if (writes) /* what it replaces is before it now, or has been reported */
             *s = (check_segment){.lo = s->lo, .hi = s->hi, .writer = q, .write = access};
-        else
+        else /* the read of this queue that it replaces is before it, in queue order */
             s->read[q] = access;
     }
     merge(d, m, first > 0 ? first - 1 : 0, BSI_MIN(last + 1, m->n - 1));
@@ -301,6 +312,8 @@ bs_status bsi_check_touch(check_dev *d, check_mem *m, size_t lo, size_t hi, int 
 
 static void in_flight(check_dev *d, const check_mem *m, int q, const check_access *a, const char *verb)
 {
+    /* By what the host has seen and not by any row: a free is safe only after the operation, and no
+       order between queues says that it is over. */
     if (a->clock <= d->seen[q])
         return;
     const void *key[] = {a->label, verb, d->queue[q], m};

@@ -73,6 +73,8 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
     if (!b)
         return BS_NOMEM;
     b->mapped = bytes >= MAP_FROM;
+    /* A mapping has no pages before they are touched: a pool that is reserved for the worst case
+       costs what it uses. */
     if (b->mapped) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         b->bytes = p == MAP_FAILED ? NULL : p;
@@ -90,7 +92,8 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
     }
     out->impl = b;
     out->host = kind == BSI_MEM_DEVICE ? NULL : b->bytes;
-    /* All host memory is the same here: only the refusal is told. */
+    /* Copies are as fast from any host memory here, so an injected refusal changes the answer and
+       no address. */
     if (kind == BSI_MEM_PINNED && bsi_dev_refuses(d->fail_pin, &d->pins)) {
         out->kind = BSI_MEM_HOST;
         bsi_fail(BS_NOMEM, "injected");
@@ -101,6 +104,8 @@ static bs_status cpu_mem_alloc(bs_dev *dev, bsi_memkind kind, bs_tag tag, size_t
 static void cpu_mem_free(bsi_mem *mem)
 {
     cpu_mem *b = mem->impl;
+    /* Before the bytes go (C7): a worker may be in the middle of a copy that touches them, and
+       issued operations hold bare addresses. */
     bsi_cpu_drain(mem->dev->impl);
     if (b->mapped) {
         munmap(b->bytes, mem->bytes);
@@ -173,6 +178,9 @@ static bs_status cpu_launch(bsi_queue *q, const bsi_kcall *call)
     cpu_node *n = bsi_cpu_node(cq, CPU_LAUNCH, label ? label : "launch");
     if (!n)
         return BS_NOMEM;
+    /* The node has a copy of everything: the call may be on the caller's stack. Addresses are
+       resolved now, by the owner, so that workers never look at a bsi_mem, which only the owner may
+       change. */
     bsk_call *c = &n->u.launch.call;
     n->u.launch.op = call->op;
     for (int i = 0; i < BSK_MAX_ARGS; i++) {
@@ -215,6 +223,8 @@ static int cpu_violations(const bs_dev *dev, const char **text)
 static bs_status cpu_profile(bs_dev *dev, bsi_profile *into)
 {
     cpu_dev *d = dev->impl;
+    /* Workers read `profile` without a lock. They are idle after the drain, and see the new value
+       through the next node that is issued (release and acquire of node.next). */
     bsi_cpu_drain(d);
     d->profile = into;
     return bsi_cpu_status(d);

@@ -38,6 +38,8 @@ static void *help(void *arg)
     inside = true;
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
+        /* A job whose tasks are all taken is not joined: its owner would have to wait for a helper
+           that does nothing. */
         if (!p->open || atomic_load_explicit(&p->next, memory_order_relaxed) >= p->n) {
             pthread_cond_wait(&p->work, &p->lock);
             continue;
@@ -56,6 +58,8 @@ static void *help(void *arg)
 static void run(bsk_par *self, int64_t n, void (*fn)(void *arg, int64_t i), void *arg)
 {
     cpu_pool *p = (cpu_pool *)self->impl;
+    /* There is one job at a time. A task that asks for another one is inside it already, and
+       waiting for the pool from there would wait for itself. */
     if (n <= 1 || inside) {
         for (int64_t i = 0; i < n; i++)
             fn(arg, i);
@@ -65,9 +69,12 @@ static void run(bsk_par *self, int64_t n, void (*fn)(void *arg, int64_t i), void
     p->n = n;
     p->fn = fn;
     p->arg = arg;
+    /* Nobody counts on `next` now: the job before ended with joined == 0. Helpers see 0, and the
+       rest of the job, through the lock. */
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
     p->open = true;
     pthread_mutex_unlock(&p->lock);
+    /* One task is for this thread; a helper that finds no task would be woken for nothing. */
     if (n - 1 < p->helpers) {
         for (int64_t i = 0; i < n - 1; i++)
             pthread_cond_signal(&p->work);
@@ -78,6 +85,8 @@ static void run(bsk_par *self, int64_t n, void (*fn)(void *arg, int64_t i), void
     tasks(p);
     inside = false;
     pthread_mutex_lock(&p->lock);
+    /* Closed first, so that joined can only fall. A helper takes the lock to leave, which makes
+       what its tasks wrote visible here. Only then may fn and arg, on the stack of the caller, go. */
     p->open = false;
     while (p->joined > 0)
         pthread_cond_wait(&p->idle, &p->lock);

@@ -102,10 +102,10 @@ static void drop_mark(cpu_dev *d, cpu_mark *m)
     }
 }
 
-/* Recycle the nodes before sequence number seq; the caller has acquired that they have run. The worker
-   still reads the node it took last, for its next, so that one stays. A record's mark loses its queue
-   with its node: a later query of the event has nothing left to recycle, and the queue may be closed by
-   then. */
+/* Recycle the nodes before sequence number seq, which the caller has acquired as run. The worker
+   still reads `next` of the node that it took last, so that node stays. A mark loses its queue
+   together with the node of its record: a later query of the event has nothing left to recycle, and
+   the queue may be closed by then. */
 static void recycle(cpu_queue *q, uint64_t seq)
 {
     while (q->oldest->seq < seq) {
@@ -127,6 +127,7 @@ cpu_node *bsi_cpu_node(cpu_queue *q, cpu_kind kind, const char *label)
         return NULL;
     n->kind = kind;
     n->label = label;
+    /* Counted by the owner at issue: the n-th call fails in every run, whatever the workers do. */
     n->fail = kind <= CPU_HOST_FN && bsi_dev_fails(q->dev->fail_call, &q->dev->calls);
     return n;
 }
@@ -137,9 +138,10 @@ void bsi_cpu_issue(cpu_queue *q, cpu_node *n)
     n->seq = ++q->issued;
     q->tail = n;
     atomic_store_explicit(&last->next, n, memory_order_release); /* pairs with the load in work() */
-    sem_post(&q->ready);
-    /* A long run of launches without a query would keep all its nodes. Looking at the worker's progress
-       orders this thread behind it, which a race detector must not see. */
+    sem_post(&q->ready); /* last: whoever it wakes must find the node */
+    /* A long run of launches without a query would keep all its nodes. The acquire below orders
+       this thread behind the worker, and with it whatever it issues next on any queue. A race
+       detector would take that for the wait that a program forgot, so builds for one never look. */
     if (BS_TSAN || q->issued % RECLAIM_EVERY)
         return;
     uint64_t done = atomic_load_explicit(&q->done, memory_order_acquire);
@@ -157,9 +159,11 @@ static void futex(_Atomic uint32_t *word, int op, uint32_t value)
     syscall(SYS_futex, word, op, value, NULL, NULL, 0);
 }
 
-/* Sleeps until the mark is published. It is made AWAITED first, so that a publisher knows whether to
-   wake anybody; a publisher that comes between the two steps changes the word, and the kernel then
-   refuses to sleep on it. */
+/* Sleeps until the mark is published. It is made AWAITED first, so that the publisher knows whether
+   there is anybody to wake. If the publisher comes between the two steps, the word is no longer
+   AWAITED, and FUTEX_WAIT returns at once (EAGAIN, futex(2)). It also returns on signals, so the
+   word is looked at again after each return. Acquire: what ran before the mark is visible to the
+   operations behind this wait. */
 static void mark_wait(cpu_mark *m)
 {
     for (;;) {
@@ -173,6 +177,7 @@ static void mark_wait(cpu_mark *m)
     }
 }
 
+/* An exchange, because a plain store could not tell whether a worker had gone to sleep just before. */
 static void mark_publish(cpu_mark *m)
 {
     if (atomic_exchange_explicit(&m->done, MARK_DONE, memory_order_release) == MARK_AWAITED)
@@ -185,7 +190,7 @@ static void jitter(cpu_queue *q)
         return;
     uint64_t us = bsi_jitter(&q->jitter, q->dev->jitter_us);
     double until = bsi_now() + 1e-6 * (double)us;
-    if (us > 60) /* below that a sleep takes longer than asked */
+    if (us > 60) /* below that a sleep is too long: timer slack is 50 us (prctl(2)) */
         nanosleep(&(struct timespec){.tv_sec = (time_t)(us / 1000000),
                                      .tv_nsec = (long)(us % 1000000) * 1000},
                   NULL);
@@ -196,6 +201,7 @@ static void jitter(cpu_queue *q)
 static void fail(cpu_queue *q, const cpu_node *n)
 {
     cpu_dev *d = q->dev;
+    /* FAIL_WRITING keeps other workers, and readers, away from the text until it is complete. */
     uint32_t none = FAIL_NONE;
     if (!atomic_compare_exchange_strong_explicit(&d->failed, &none, FAIL_WRITING, memory_order_relaxed,
                                                  memory_order_relaxed))
@@ -210,6 +216,8 @@ static void launch(const cpu_queue *q, const cpu_node *n)
 {
     cpu_dev *d = q->dev;
     const bsk_entry *kernel = &bsk_cpu[n->u.launch.op];
+    /* `profile` changes only while all queues are drained (cpu_profile), so it is read without the
+       lock that the sums need. */
     double t0 = d->profile ? bsi_now() : 0.0;
     kernel->fn(&n->u.launch.call);
     if (!d->profile)
@@ -249,7 +257,7 @@ static void *work(void *arg)
 {
     cpu_queue *q = arg;
     for (;;) {
-        while (sem_wait(&q->ready) != 0)
+        while (sem_wait(&q->ready) != 0) /* EINTR */
             ;
         cpu_node *n = atomic_load_explicit(&q->head->next, memory_order_acquire);
         q->head = n;
@@ -321,6 +329,7 @@ void bsi_cpu_queue_close(bsi_queue *queue)
     bsi_cpu_issue(q, q->stop);
     pthread_join(q->thread, NULL);
     recycle(q, q->issued);
+    /* The node taken last was left by recycle; its worker is gone. */
     put_node(d, q->oldest);
     cpu_queue **at = &d->queues;
     while (*at != q)
@@ -334,6 +343,8 @@ void bsi_cpu_queue_close(bsi_queue *queue)
 void bsi_cpu_drain(cpu_dev *d)
 {
     for (cpu_queue *q = d->queues; q; q = q->next) {
+        /* The acquire in the loop makes what the worker wrote visible to the owner, which is about
+           to free or to read it. */
         long ns = 20000;
         while (atomic_load_explicit(&q->done, memory_order_acquire) < q->issued) {
             nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
@@ -356,6 +367,7 @@ bs_status bsi_cpu_event_record(bsi_event *ev, bsi_queue *queue)
     m->refs = 2; /* the event's and the node's. Waits that were bound to the former mark keep it (C3) */
     n->u.mark = m;
     m->queue = q;
+    /* The number that bsi_cpu_issue is about to give to the node. */
     m->seq = q->issued + 1;
     bsi_cpu_issue(q, n);
     drop_mark(q->dev, ev->impl);
@@ -393,6 +405,7 @@ bs_status bsi_cpu_event_query(const bsi_event *ev)
     cpu_dev *d = ev->dev->impl;
     cpu_mark *m = ev->impl;
     BSI_TRY(bsi_cpu_status(d));
+    /* The acquire covers everything before the mark: results may be read, and nodes recycled. */
     if (m && atomic_load_explicit(&m->done, memory_order_acquire) != MARK_DONE)
         return BS_AGAIN;
     BSI_TRY(bsi_cpu_status(d)); /* what ran before the mark may have failed since the first look */
