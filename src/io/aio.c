@@ -58,6 +58,9 @@ static bs_status choose(bsi_aio *a, const bs_io_cfg *cfg, int depth)
     bool automatic = strcmp(want, "auto") == 0;
     if (!automatic && strcmp(want, "uring") != 0 && strcmp(want, "pool") != 0)
         return bsi_fail(BS_ARG, "io engine '%s' is unknown; there are auto, uring, pool", want);
+    /* io_uring may be missing in the kernel or the build, and containers often forbid its system
+       calls. "auto" goes on without it and says so; an engine that was asked for by name is not
+       replaced. */
     if (strcmp(want, "pool") != 0) {
         bs_status ret = bsi_uring_open(depth, a->fault.refuse_uring, &a->engine, &a->e);
         if (ret == BS_OK || !automatic)
@@ -87,6 +90,8 @@ bs_status bsi_aio_open(const bs_io_cfg *cfg, const bsi_aio_fault *fault, bsi_aio
         a->fault = *fault;
     a->waiting.tail = &a->waiting.head;
     a->finished.tail = &a->finished.head;
+    /* One request for each place in the engine: reads in progress never allocate, and more than
+       `depth` cannot be inside. */
     if ((a->request = bsi_alloc(BS_TAG_MISC, (size_t)depth * sizeof *a->request)))
         ret = choose(a, cfg, depth);
     if (ret != BS_OK) {
@@ -182,8 +187,11 @@ static void failed(bsi_read *r, int err)
                             (unsigned long long)r->offset, expected(r), r->done));
 }
 
-/* EINVAL on the first read of a file that accepted O_DIRECT: some file systems do that. Every reader of
-   the descriptor goes on through the page cache. */
+/* EINVAL on a read of a file that was opened with O_DIRECT: some file systems refuse only then
+   (open(2)). F_SETFL changes the open file description (fcntl(2)), so every reader of the
+   descriptor goes on through the page cache. file->direct stays set: reads that are aligned for it
+   suit the cache as well. `buffered` allows one repetition, so that a device which means EINVAL is
+   reported. */
 static bool without_direct(bsi_aio *a, bsi_request *q)
 {
     const bsi_file *f = q->read->file;
@@ -219,6 +227,8 @@ static bool settle(bsi_aio *a, bsi_request *q)
     bsi_read *r = q->read;
     int64_t res = inject(a, q);
     size_t want = expected(r), before = r->done;
+    /* Both say that nothing was read and that the same request may succeed. The limit ends a loop
+       that a broken driver would keep up for ever. */
     if (res == -EINTR || res == -EAGAIN) {
         if (++q->idle < IDLE_LIMIT)
             return false;
@@ -240,7 +250,9 @@ static bool settle(bsi_aio *a, bsi_request *q)
         shrunk(r);
         return true;
     }
-    /* Short. A direct read goes on at an aligned place, so a few bytes may be read twice. */
+    /* Short. With O_DIRECT the rest must begin at an aligned place (open(2)), so a few bytes may be
+       read twice. A result that does not reach the next aligned place is no progress: then the file
+       has become shorter, or the request is repeated up to the limit. */
     size_t got = r->done;
     r->done = bsi_round_down(r->done, r->file->align);
     q->idle = r->done > before ? 0 : q->idle + 1;
@@ -292,6 +304,7 @@ static void pump(bsi_aio *a)
 {
     bsi_request *next;
     for (bsi_request *q = a->engine->poll(a->e); q; q = next) {
+        /* Taken before the request is used again: start and finish link it into another list. */
         next = q->next;
         a->in_engine--;
         if (!settle(a, q))
@@ -301,6 +314,8 @@ static void pump(bsi_aio *a)
         else
             finish(a, q);
     }
+    /* Last: requests that came back above are free by here, so the engine is full again before the
+       owner does anything else. */
     release(a);
     start_waiting(a);
 }
@@ -321,6 +336,8 @@ static unsigned until_release(const bsi_aio *a, unsigned us)
 bs_status bsi_aio_submit(bsi_aio *a, bsi_read *r)
 {
     const bsi_file *f = r->file;
+    /* The difference in expected() must not wrap, and a result, which is signed, must be able to
+       say `length`. */
     if (r->offset >= f->bytes || r->length == 0 || r->length > PTRDIFF_MAX)
         return bsi_fail(BS_ARG, "file '%s': a read of %zu bytes at %llu; the file has %llu", f->path,
                         r->length, (unsigned long long)r->offset, (unsigned long long)f->bytes);
@@ -341,6 +358,8 @@ bsi_read *bsi_aio_reap(bsi_aio *a, unsigned wait_us)
 {
     double end = wait_us ? bsi_now() + 1e-6 * wait_us : 0;
     for (;;) {
+        /* Reads that are finished already are handed out before anything new is looked for: in
+           their order, and without a system call for each. */
         if (!a->finished.head)
             pump(a);
         bsi_read *r = pop(&a->finished);
@@ -360,6 +379,8 @@ void bsi_aio_close(bsi_aio *a)
     if (!a)
         return;
     a->draining = true; /* what has not been started never will be */
+    /* The engine writes into buffers until its last read has ended. The caller frees them after
+       this. */
     while (a->in_engine) {
         pump(a);
         if (a->in_engine)

@@ -44,6 +44,9 @@ static void *run(void *arg)
     for (bsi_request *r; (r = take(p));) {
         ssize_t n = pread(r->fd, r->buffer, r->length, (off_t)r->offset);
         r->result = n < 0 ? -errno : n;
+        /* Threads only push, and the owner takes the whole list, so no thread ever unlinks one
+           element: an address that comes back (ABA) does no harm. Release: result and buffer are
+           written before the owner can find the request. */
         r->next = atomic_load_explicit(&p->done, memory_order_relaxed);
         while (!atomic_compare_exchange_weak_explicit(&p->done, &r->next, r, memory_order_release,
                                                       memory_order_relaxed))
@@ -73,6 +76,7 @@ static bsi_request *pool_poll(void *e)
 {
     pool *p = e;
     bsi_request *all = atomic_exchange_explicit(&p->done, NULL, memory_order_acquire), *list = NULL;
+    /* Pushed newest first; handed out in order of completion. */
     while (all) {
         bsi_request *next = all->next;
         all->next = list;
@@ -95,6 +99,7 @@ static void pool_wait(void *e, unsigned wait_us)
         t.tv_nsec -= 1000000000;
         t.tv_sec++;
     }
+    /* Not by the real-time clock, which can be set while this sleeps. */
     sem_clockwait(&p->finished, CLOCK_MONOTONIC,
                   &t); /* a finish, a signal or the time: all end the wait */
 }
@@ -130,6 +135,7 @@ bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine,
     int err = 0;
     while (p->n < threads && (err = bsi_thread_start(&p->thread[p->n], run, p, "bs-io")) == 0)
         p->n++;
+    /* Fewer threads would read with another depth than the configuration says, in silence. */
     if (err) {
         int n = p->n;
         pool_close(p);

@@ -62,12 +62,13 @@ static void uring_start(void *e, bsi_request *r)
 {
     uring *u = e;
     struct io_uring_sqe *sqe = u->broken ? NULL : io_uring_get_sqe(&u->ring);
-    if (!sqe) { /* broken: the queue has room for `depth` requests, and no more are ever inside */
+    if (!sqe) { /* only when broken: the ring has `depth` entries, and no more are ever inside */
         r->result = u->broken ? -u->broken : -EAGAIN;
         append(&u->dead, r);
         return;
     }
-    /* One read of Linux ends there; the rest is asked for when the short result is back. */
+    /* Linux transfers at most 0x7ffff000 bytes in one read (read(2)). The result is short then, and
+       aio.c asks for the rest. */
     unsigned n = (unsigned)BSI_MIN(r->length, (size_t)0x7ffff000);
     int region = region_of(u, r->buffer, n);
     if (region >= 0)
@@ -82,14 +83,18 @@ static void uring_flush(void *e)
 {
     uring *u = e;
     while (u->unsent.head && !u->broken) {
+        /* The kernel takes entries in the order in which they were put into the queue and says how
+           many; `unsent` has the same order, so that many leave its front. */
         int n = io_uring_submit(&u->ring);
         if (n == -EINTR)
             continue;
         if (n == -EAGAIN || n == -EBUSY || n == 0)
-            return; /* room comes back when results are taken */
+            return; /* no memory, or results to be taken first (io_uring_enter(2)): tried again */
         for (; n > 0 && u->unsent.head; n--)
             pop(&u->unsent);
         if (n < 0) {
+            /* What is unsent stays in the ring and is never submitted again, so its buffers are not
+               written to. What the kernel has taken ends as usual. */
             u->broken = -n;
             while (u->unsent.head) {
                 bsi_request *r = pop(&u->unsent);
@@ -107,6 +112,9 @@ static bsi_request *uring_poll(void *e)
     list out = {NULL, &out.head};
     while (u->dead.head)
         append(&out, pop(&u->dead));
+    /* Enters the kernel when it has set IORING_SQ_TASKRUN. Without IORING_SETUP_TASKRUN_FLAG it
+       would not, and deferred results would show up only in a wait. An entry is read before it is
+       marked as seen: from then on the kernel may overwrite it. */
     while (io_uring_peek_cqe(&u->ring, &cqe) == 0 && cqe) {
         bsi_request *r = io_uring_cqe_get_data(cqe);
         r->result = cqe->res;
@@ -120,6 +128,7 @@ static void uring_wait(void *e, unsigned wait_us)
 {
     uring *u = e;
     struct io_uring_cqe *cqe;
+    /* No result need come while requests are unsent: only another flush brings them to the kernel. */
     if (u->unsent.head)
         wait_us = BSI_MIN(wait_us, RETRY_US);
     struct __kernel_timespec t = {wait_us / 1000000, (long long)(wait_us % 1000000) * 1000};
@@ -131,6 +140,9 @@ static bool set_region(uring *u, int i, char *base, size_t bytes)
 {
     struct iovec v = {base, bytes};
     __u64 tag = 0;
+    /* Free on our side before the kernel is asked: when it refuses, no read may name the entry. An
+       update with an empty iovec makes an entry sparse again; reads in progress keep its pages
+       until they end (io_uring_register(2)). */
     u->region[i].bytes = 0;
     if (io_uring_register_buffers_update_tag(&u->ring, (unsigned)i, &v, &tag, 1) != 1)
         return false;
@@ -138,8 +150,9 @@ static bool set_region(uring *u, int i, char *base, size_t bytes)
     return true;
 }
 
-/* Entries of the table that share a byte with the range are emptied: they describe memory that is no
-   more, and a read into them would go to its old pages. */
+/* Entries of the table that share a byte with the range are emptied. The kernel holds the pages
+   that were there when the entry was made: a read that names it would fill those, and not what is
+   mapped there since. */
 static void forget(uring *u, const char *base, size_t bytes)
 {
     for (int i = 0; i < u->regions; i++) {
@@ -155,14 +168,19 @@ static void uring_add_memory(void *e, void *base, size_t bytes)
     char *p = base;
     forget(u, base, bytes);
     if (!u->table && !u->no_table && bytes) {
+        /* Sparse, because memory comes later and in parts (Linux 5.19). Without a table every read
+           pins its pages itself, which is slower and nothing else. */
         u->table = io_uring_register_buffers_sparse(&u->ring, REGIONS) == 0;
         u->no_table = !u->table;
     }
     for (int i = 0; u->table && bytes && i < REGIONS; i++) {
         if (u->region[i].bytes)
             continue;
+        /* Pinned pages count against RLIMIT_MEMLOCK, one entry against 1 GiB
+           (io_uring_register(2)). What is refused is read into like memory that was never
+           registered. */
         size_t n = BSI_MIN(bytes, REGION_BYTES);
-        if (!set_region(u, i, p, n)) /* RLIMIT_MEMLOCK, most often */
+        if (!set_region(u, i, p, n))
             return;
         u->regions = BSI_MAX(u->regions, i + 1);
         p += n;
@@ -179,7 +197,9 @@ static void uring_close(void *e)
 
 static int make_ring(unsigned depth, struct io_uring *ring)
 {
-    /* One thread submits and reaps, so results need not interrupt it; older kernels know less. */
+    /* One thread submits and reaps, so results need not interrupt it: they wait until it enters the
+       kernel, and TASKRUN_FLAG tells it that it should. A kernel refuses flags that it does not
+       know with EINVAL: DEFER_TASKRUN is of Linux 6.1, COOP_TASKRUN of 5.19 (io_uring_setup(2)). */
     static const unsigned flags[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
                                          IORING_SETUP_TASKRUN_FLAG,
                                      IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
@@ -197,6 +217,8 @@ bs_status bsi_uring_open(int depth, bool refuse, const bsi_aio_engine **engine, 
     if (!u)
         return BS_NOMEM;
     int err = refuse ? -EPERM : make_ring((unsigned)depth, &u->ring);
+    /* Without it liburing makes a request of every time limit, in the submission queue: it would
+       take room that `depth` promises to reads, and submit what we hold back. */
     if (err == 0 &&
         !(u->ring.features & IORING_FEAT_EXT_ARG)) { /* waits with a time limit: Linux 5.11 */
         io_uring_queue_exit(&u->ring);

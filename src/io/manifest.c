@@ -168,7 +168,7 @@ static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t,
         return bsi_fail(BS_ARG, "manifest: '%s' is in file %d, there are %d files", name, file,
                         m->n_files);
     const bsi_file *f = &m->file[file];
-    if (offset > f->bytes || n > f->bytes - offset)
+    if (offset > f->bytes || n > f->bytes - offset) /* no sum that could wrap */
         return bsi_fail(BS_ARG, "manifest: '%s' has %zu bytes at %llu; file '%s' has %llu", name, n,
                         (unsigned long long)offset, f->path, (unsigned long long)f->bytes);
     *bytes = n;
@@ -197,6 +197,7 @@ bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dt
                           .expand_offset = UINT64_MAX};
     if (ndim)
         memcpy(x->dim, dim, (size_t)ndim * sizeof *dim);
+    /* Counted only when it is complete: the free walks what is counted. */
     if (!(x->name = bsi_strdup(BS_TAG_HEADER, name)))
         return BS_NOMEM;
     *out = b->info.n_tensors++;
@@ -233,10 +234,13 @@ static int by_place(const void *x, const void *y)
         return a->file < b->file ? -1 : 1;
     if (a->file_offset != b->file_offset)
         return a->file_offset < b->file_offset ? -1 : 1;
-    return a < b ? -1 : a > b; /* canonical order */
+    return a < b ? -1 : a > b; /* canonical order: qsort keeps no order among equals */
 }
 
-/* Aligned pieces of files that hold the tensors of b; pieces that touch or overlap are one. */
+/* Aligned pieces of files that hold the tensors of b. Pieces that touch or overlap become one;
+   apart, a page that two tensors share would be read twice. Each extent begins in the host slot at
+   a multiple of its file's alignment, because a direct read wants memory, offset and length aligned
+   (open(2)). */
 static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **order)
 {
     bsi_extent *e = NULL;
@@ -245,6 +249,7 @@ static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **
     for (int i = 0; i < b->info.n_tensors; i++) {
         const bs_tensor_info *t = order[i];
         uint64_t align = extent_align(&m->file[t->file]);
+        /* `to` cannot wrap: check_range has found the tensor inside its file. */
         uint64_t from = bsi_round_down(t->file_offset, align);
         uint64_t to = bsi_round_up(t->file_offset + t->bytes, align);
         if (e && e->file == t->file && from <= e->offset + e->length) {
@@ -260,6 +265,10 @@ static void make_extents(const bs_manifest *m, block *b, const bs_tensor_info **
     b->info.raw_bytes = bsi_round_up(end, EXTENT_ALIGN);
 }
 
+/* Slot offsets depend on what is stored alone, so another compute type moves nothing in a slot;
+   only the copies in the expand region get other places. A multiple of 256 bytes is what cudaMalloc
+   gives at least (CUDA C++ Programming Guide): kernels choose their loads by alignment, and a
+   tensor must look the same wherever its block lives. */
 static void make_layout(block *b, bs_dtype compute)
 {
     uint64_t slot = 0, expand = 0, payload = 0;
@@ -305,6 +314,8 @@ static bs_status finish_block(const bs_manifest *m, block *b)
 
 static bs_status finish_file(bsi_file *f)
 {
+    /* The path is opened once more, and another file may lie there since its sizes were checked.
+       From here on the descriptor is the file. */
     bsi_file now;
     BSI_TRY(bsi_file_check(f));
     BSI_TRY(bsi_file_open(f->path, false, &now));
@@ -319,6 +330,7 @@ static bs_status finish_file(bsi_file *f)
     return BS_OK;
 }
 
+/* With the terminator, so that "ab", "c" and "a", "bc" differ. */
 static uint64_t mix_text(uint64_t h, const char *s)
 {
     return bs_hash64(s, strlen(s) + 1, h);
@@ -378,6 +390,7 @@ bs_status bs_manifest_finish(bs_manifest *m)
     for (int i = 0; i < m->n_blocks; i++)
         BSI_TRY(finish_block(m, &m->block[i]));
     m->digest = BSI_MAX(digest(m), UINT64_C(1)); /* 0: not finished */
+    /* Last: an attempt that failed on the way can be repeated (finish_block drops what it left). */
     m->finished = true;
     return BS_OK;
 }
@@ -406,6 +419,8 @@ bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n,
     if (first < 0 || n < 1 || first > rows || n > rows - first)
         return bsi_fail(BS_SHAPE, "tensor '%s' has %lld rows; %lld from row %lld on are not in it",
                         t->name, (long long)rows, (long long)n, (long long)first);
+    /* Rows are contiguous and of one size in the file and in both layouts, so each offset moves by
+       whole rows. A slice need not begin at a multiple of 256. */
     uint64_t row = t->bytes / (uint64_t)rows;
     *out = *t;
     if (out->ndim > 0)

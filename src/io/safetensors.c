@@ -146,6 +146,8 @@ static bs_status parse_shape(const bs_safetensors *st, const cJSON *v, bs_safete
         return bad(st, t->name, "'shape' is not an array");
     for (const cJSON *d = v->child; d; d = d->next) {
         uint64_t n;
+        /* JSON numbers are doubles for the parser: above 2^53 - 1 the value might not be the one in
+           the text. */
         if (!bsi_json_uint(d, &n))
             return bad(st, t->name, "dimension %d is not an integer from 0 to 2^53 - 1", t->ndim + 1);
         if (t->ndim == BS_MAX_DIMS)
@@ -170,14 +172,14 @@ static bs_status parse_offsets(const bs_safetensors *st, const cJSON *v, bs_safe
             "data ends at byte %llu of %llu data bytes: the file is truncated or damaged, download "
             "it again",
             (unsigned long long)end, (unsigned long long)size);
-    t->offset = st->data + begin;
+    t->offset = st->data + begin; /* no wrap: begin is inside the file */
     t->bytes = end - begin;
     return BS_OK;
 }
 
 static bs_status check_size(const bs_safetensors *st, const bs_safetensors_tensor *t, unsigned bits)
 {
-    size_t want = bits;
+    size_t want = bits; /* and not bytes: two F4 share one */
     for (int i = 0; i < t->ndim; i++)
         if (!bsi_mul_size(want, (size_t)t->dim[i], &want))
             return bad(st, t->name, "the product of its dimensions overflows");
@@ -277,7 +279,10 @@ static int by_offset(const void *x, const void *y)
     return a->name < b->name ? -1 : a->name > b->name; /* names lie in header order */
 }
 
-/* The tensors, in file order, must cover the data without hole or overlap. */
+/* The tensors, in file order, must cover the data without hole or overlap. The format demands it,
+   so that no file can be something else besides ("polyglot files", README of safetensors). An empty
+   tensor stands before the one that begins at the same byte (by_offset), else the next would seem
+   to overlap. */
 static bs_status check_cover(const bs_safetensors *st)
 {
     uint64_t at = st->data;
@@ -338,6 +343,7 @@ static bs_status walk(bs_safetensors *st, const cJSON *root)
     if (!sorted)
         qsort(st->tensor, (size_t)st->n, sizeof *st->tensor, by_offset);
     BSI_TRY(bsi_names_init(&st->names, (size_t)st->n));
+    /* cJSON keeps both entries of a duplicate key; the format forbids them. */
     for (int64_t i = 0; i < st->n; i++)
         if (!bsi_names_add(&st->names, st->tensor[i].name, i))
             return bad(st, st->tensor[i].name, "is given twice");
@@ -354,6 +360,8 @@ static bs_status read_header(bs_safetensors *st)
     BSI_TRY(bsi_read_all(st->fd, st->path, head, (size_t)BSI_MIN(st->bytes, sizeof head), 0));
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
+    /* The limit and the brace are rules of the format. They come before anything is allocated, so a
+       file of another kind, whose first 8 bytes are any number, costs nothing. */
     if (n > BSI_HEADER_LIMIT)
         return not_safetensors(st, "its header would be larger than 100000000 bytes");
     if (n == 0 || (st->bytes > 8 && head[8] != '{'))
