@@ -84,6 +84,7 @@ static bs_status check_rows(const bs_batch *b, int micro, const bs_micro *d, int
                 "taken",
                 (long long)r, micro, (long long)d->row_len[r], (long long)b->cfg.tokens,
                 (long long)*tokens);
+        /* Positions are i32 on the device. */
         if (d->start && (d->start[r] < 0 || d->start[r] > INT32_MAX - d->row_len[r]))
             return bsi_fail(BS_ARG, "batch: row %lld of micro-batch %d starts at position %lld",
                             (long long)r, micro, (long long)d->start[r]);
@@ -102,7 +103,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
     int64_t tokens = 0, longest = 0, least = INT64_MAX, most = INT64_MIN, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
     bsi_micro *m = &b->micro[micro];
-    /* Four arrays of `tokens`, rows + 1 starts and rows ends, host side. */
+    /* Four arrays of `tokens`, rows + 1 starts and rows ends. Host memory that may go at the end of
+       the call: an upload copies it into staging. */
     int32_t *tmp = bsi_alloc(BS_TAG_STAGING, (size_t)(4 * tokens + 2 * d->n_rows + 1) * sizeof *tmp);
     if (!tmp)
         return BS_NOMEM;
@@ -130,6 +132,9 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
             row[at + t] = (int32_t)id_of_row;
             ids[at + t] = (int32_t)id;
             m->ids[at + t] = id;
+            /* The logits at t - 1 predict token t. The first label of a row has no such place:
+               position t - 1 is of the row before. Labels above INT32_MAX are refused later by the
+               head, which knows the vocabulary and looks at the 64-bit target. */
             if (d->labels && t > 0 && d->labels[at + t] >= 0) {
                 m->position[n] = (int32_t)(at + t - 1);
                 m->target[n] = d->labels[at + t];
@@ -149,6 +154,8 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
     m->most_id = most;
     m->rows = d->n_rows;
     m->labelled = n;
+    /* On the compute queue: ops of an earlier use of this micro-batch that are still queued read
+       the old values. */
     if ((st = upload(b, m->pos, pos, tokens)) == BS_OK &&
         (st = upload(b, m->row_id, row, tokens)) == BS_OK &&
         (st = upload(b, m->dev_ids, ids, tokens)) == BS_OK &&

@@ -96,6 +96,7 @@ bs_status bs_engine_open(const bs_engine_cfg *cfg, bs_engine **out)
         bs_engine_close(&b->e);
         return bsi_wrap(st, "engine");
     }
+    /* Last, so that no wait of the device pumps an engine that is not complete. */
     bsi_dev_pump_set(cfg->dev, pump_engine, &b->e);
     *out = &b->e;
     return BS_OK;
@@ -112,6 +113,7 @@ void bs_engine_close(bs_engine *e)
     if (!e)
         return;
     engine_box *b = box_of(e);
+    /* First: what the pump advances may be closed already, and the closes below may wait. */
     bsi_dev_pump_set(e->dev, NULL, NULL);
     if (e->tensors_free) /* first: an open scope gives its ranges back to the pool */
         e->tensors_free(e->tensors);
@@ -188,6 +190,9 @@ bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
     char *dst = to;
     if (!e->props.executes)
         return bsi_fail(BS_UNSUPPORTED, "device '%s' holds no bytes to read", e->props.name);
+    /* The host copies a piece out before the next one is issued, so one buffer is enough. A wait
+       that was cancelled leaves its copy in flight; the next read queues behind that copy and waits
+       for its own. */
     for (size_t done = 0; done < bytes;) {
         size_t n = BSI_MIN(bytes - done, (size_t)STAGING_BYTES);
         BSI_TRY(bsi_copy(e->compute, (bsi_addr){s->mem, 0}, bsi_addr_add(from, done), n));
@@ -200,7 +205,8 @@ bs_status bsi_engine_read(bs_engine *e, bsi_addr from, size_t bytes, void *to)
 }
 
 /* Two buffers in turn: one is filled while the copy out of the other runs. A buffer is not touched
-   before its last copy has been seen done (C4). */
+   before its last copy has been seen done (C4), and its turn is passed on before that wait: the
+   wait pumps, and may fail. */
 bs_status bsi_engine_write(bs_engine *e, bsi_addr to, const void *from, size_t bytes)
 {
     engine_box *b = box_of(e);

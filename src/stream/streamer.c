@@ -118,8 +118,9 @@ static bs_status pump(bs_stream *s)
     return st;
 }
 
-/* Called by the engine after launches and in waits, in the middle of what the owner does: the detail of
-   a failure that the owner is about to report is not disturbed. */
+/* Called by the engine after launches and in waits, in the middle of what the owner does. A failure
+   here is kept for the owner's next call; the detail of one that the owner is about to report is
+   put back. */
 void bsi_stream_pump(void *stream)
 {
     bs_stream *s = stream;
@@ -169,8 +170,8 @@ static bs_status check_files(const bs_stream *s)
     return BS_OK;
 }
 
-/* Room for n more visits. Those that are over leave the window: what a copy may still look at begins at
-   next_copy. */
+/* Room for n more visits. Those that are over leave the window at its front. Visits from next_copy
+   on stay: reads and copies in progress look them up (bsi_pushed_at). */
 static bs_status make_room(bs_stream *s, int n)
 {
     int64_t keep = BSI_MIN(s->ended, s->next_copy), held = s->pushed - keep;
@@ -200,11 +201,15 @@ bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *v, int n, bool cycli
         if (v[i].block < 0 || v[i].block >= s->placement->n_blocks)
             return bsi_fail(BS_ARG, "stream: visit %d is of block %d, the manifest has blocks 0..%d", i,
                             v[i].block, s->placement->n_blocks - 1);
+    /* Offsets are those of the files that the manifest was made of. Once a push and not once a
+       read, which would be a system call for each. */
     BSI_TRY(check_files(s));
     BSI_TRY(make_room(s, n));
     bs_transfer *t = bsi_alloc(BS_TAG_HEADER, (size_t)n * sizeof *t);
     if (!t)
         return BS_NOMEM;
+    /* The policy counts visits from the start of this push; the window counts serials. -1 is before
+       every visit, so a slot that was never used is free at once. */
     int64_t first = s->policy.serial;
     bs_status st = bsi_policy_decide(&s->policy, v, n, cyclic, t);
     for (int i = 0; st == BS_OK && i < n; i++) {
@@ -216,9 +221,9 @@ bs_status bs_stream_push(bs_stream *s, const bs_visit_spec *v, int n, bool cycli
     return st == BS_OK ? pump(s) : st;
 }
 
-/* The visit begins. Compute waits once for the copies of a load; later visits of the same load come
-   after that wait in the same queue. The generation makes copies of the block's weights that were
-   expanded in an earlier visit stale: they may be of another block's bytes. */
+/* The visit begins. Compute waits once for the copies of a load: later visits of the same load come
+   behind that wait, in the same queue. A new generation makes expanded copies of this block's
+   weights stale, since they may be of bytes that were in the slot before. */
 static bs_status bind(bs_stream *s, bsi_pushed *p)
 {
     bsi_dev_slot *d = bsi_dev_slot_of(s, &p->transfer);
@@ -243,6 +248,8 @@ bs_status bs_stream_next(bs_stream *s, bs_visit *out)
     if (s->begun == s->pushed)
         return bsi_fail(BS_STATE,
                         "stream: no visit is left of what was pushed; push the next segment first");
+    /* next_copy passes the visit when all its copies have been issued. Waiting for them to have run
+       would idle the host; compute waits for them itself (bind). */
     for (;;) {
         BSI_TRY(pump(s));
         if (s->next_copy > s->begun)
@@ -286,7 +293,7 @@ bs_status bs_stream_end_visit(bs_stream *s)
 
 bs_status bs_stream_abort(bs_stream *s)
 {
-    s->failed = true; /* the engine's pump stays out */
+    s->failed = true; /* first: the engine's pump stays out, so nothing more is issued */
     if (s->begun > s->ended)
         (void)leave(s); /* a lost device is reported by the drain */
     bs_status st = bsi_transfers_drain(s);
@@ -295,6 +302,8 @@ bs_status bs_stream_abort(bs_stream *s)
         s->error.status = st;
         return st;
     }
+    /* Visits that were never begun are dropped. Serials are not used twice: they go on from
+       `begun`. */
     for (int64_t i = s->begun; i < s->pushed; i++)
         s->stats.wasted += bsi_pushed_at(s, i)->fetched;
     s->pushed = s->next_read = s->next_copy = s->begun;

@@ -28,13 +28,15 @@ bs_status bsi_tiers_open_files(bs_stream *s, bool no_direct)
     s->buffered = bsi_alloc(BS_TAG_HEADER, (size_t)s->n_files * sizeof *s->buffered);
     if (!s->buffered)
         return BS_NOMEM;
+    /* All of them before the first open: close takes what an open that failed has left, and 0 is a
+       descriptor. */
     for (int i = 0; i < s->n_files; i++)
         s->buffered[i].fd = -1;
     for (int i = 0; i < s->n_files; i++) {
         const bsi_file *old = bsi_manifest_file(s->m, i);
         if (!s->file_used[i])
             continue;
-        BSI_TRY(bsi_file_check(old)); /* the same file as the manifest's */
+        BSI_TRY(bsi_file_check(old)); /* the same file as the manifest's, whose offsets are used */
         BSI_TRY(bsi_file_open(old->path, true, &s->buffered[i]));
     }
     return BS_OK;
@@ -76,6 +78,8 @@ static bs_status open_host_slots(bs_stream *s)
     size_t bytes = p->host_slot_bytes * (size_t)p->host_slots;
     if (bytes) {
         BSI_TRY(bsi_mem_alloc(s->e->dev, BSI_MEM_PINNED, BS_TAG_SLOT, bytes, &s->host_region));
+        /* Slots only: they are read into again and again, while a home is filled once and would pay
+           for its registration without using it. NULL on meta, which has no bytes. */
         if (s->host_region->host)
             bsi_aio_register(s->aio, s->host_region->host, bytes);
     }
@@ -110,7 +114,7 @@ bs_status bsi_tiers_open_slots(bs_stream *s)
     s->dev = bsi_alloc(BS_TAG_HEADER, (size_t)n_dev * sizeof *s->dev);
     if (!s->host || !s->dev)
         return BS_NOMEM;
-    s->n_host = n_host; /* not before: close walks what is counted */
+    s->n_host = n_host; /* not before there is an array: close walks what is counted */
     s->n_dev = n_dev;
     BSI_TRY(open_device_slots(s));
     return open_host_slots(s);
@@ -118,6 +122,8 @@ bs_status bsi_tiers_open_slots(bs_stream *s)
 
 void bsi_tiers_close(bs_stream *s)
 {
+    /* Nothing is in flight any more: the stream has drained its queues and closed the read engine.
+       Regions of the pool stay the engine's. */
     for (int i = 0; i < s->n_host; i++) {
         bsi_event_close(s->host[i].started);
         bsi_event_close(s->host[i].copied);

@@ -43,8 +43,8 @@ static int count_pieces(const bs_stream *s, int block)
     return (int)n;
 }
 
-/* Memory of a ram home, or of the one host slot of a placement that has none of its own: when it is
-   needed. */
+/* Memory of a ram home, or of the one host slot of a placement that has none of its own, is taken
+   when it is needed: page-locking all of it first would delay the first block by seconds. */
 static bs_status take_memory(bs_stream *s, bsi_host_slot *h, int block)
 {
     if (h->at.mem)
@@ -60,7 +60,8 @@ static bs_status take_memory(bs_stream *s, bsi_host_slot *h, int block)
     return BS_OK;
 }
 
-/* A host slot of its own memory is given back when no pushed visit will read into it. */
+/* A host slot with memory of its own gives it back when no pushed visit will read into it. The slot
+   is free: copies out of it have run, or the drain has been. */
 static void give_memory(bs_stream *s, bsi_host_slot *h)
 {
     if (!h->own || h->home)
@@ -149,7 +150,9 @@ static bs_status take_piece(bs_stream *s, bsi_piece *piece)
     piece->done = true;
     h->n_done++;
     bsi_stats_reap(s, piece);
+    /* h->serial is in the window: next_copy cannot pass a visit whose read has not ended. */
     bsi_pushed_at(s, h->serial)->fetched += piece->io.length;
+    /* Counted as done all the same: the buffer is ours again only when every piece has been reaped. */
     if (st != BS_OK) {
         h->failed = true;
         st = bsi_wrap(bsi_fail_from(&piece->io.error), "block '%s'", bsi_block_name(s, h->block));
@@ -234,8 +237,8 @@ static bs_status copy_ready(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, boo
 }
 
 /* The device slot changes hands. Its last visit has been ended (issue_copies), so `used` marks that
-   end, and copy-in waits for it; without the wait the copies would overwrite weights that compute still
-   reads. */
+   end, and copy-in waits for it. Without the wait the copies would overwrite weights that compute
+   still reads. */
 static bs_status begin_fill(bs_stream *s, bsi_host_slot *h, bsi_dev_slot *d, int block)
 {
     if (d->state == BSI_DEV_READY)
@@ -356,12 +359,14 @@ void bsi_transfers_reset(bs_stream *s)
         if (!h->home)
             give_memory(s, h);
     }
+    /* A gpu home that was being filled is emptied: part of its copies may be missing. One that is
+       ready has had all its copies issued, and the drain has seen them run. */
     for (int i = 0; i < s->n_dev; i++)
         if (!s->dev[i].home || s->dev[i].state != BSI_DEV_READY)
             bsi_dev_drop(&s->dev[i]);
     s->homes_reading = 0;
-    /* The policy had counted homes as arrived when it decided their reads; some of those were
-       dropped. */
+    /* The policy counts a home as arrived when it decides its read. Of the reads that it decided,
+       some were dropped; without a correction those homes would never be filled. */
     bsi_policy_reset(&s->policy, s->begun);
     for (int b = 0; b < s->placement->n_blocks; b++) {
         if (s->placement->home[b] == BS_HOME_RAM)
