@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** scope.c: opening and closing the scope of an engine, and setting one aside between its forward and its backward
-** pass, so that others can be opened meanwhile. Owner thread only.
+** scope.c: opening and closing the scope of an engine, and setting one aside between its forward
+** and its backward pass, so that others can be opened meanwhile. Owner thread only.
 */
 #include "tensor/tape.h"
 
@@ -23,7 +23,9 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
         if (t[i]->space != s)
             return bsi_fail(BS_ARG, "keep: tensor %d belongs to another engine", i + 1);
     }
-    /* Settled twice is settled once: when this fails the scope is still open and may be kept or walked. */
+    /* Settled twice is settled once: when a later line fails, the scope is still open and may be
+       kept or walked. What backward does not read is freed here, since the rest stays on the device
+       for as long as the scope is set aside. */
     BSI_TRY(bsi_tape_settle(s));
     bs_kept *k = bsi_alloc(BS_TAG_MISC, sizeof *k + (size_t)n * sizeof *k->shape);
     if (!k)
@@ -35,10 +37,13 @@ bs_status bs_scope_keep(bs_engine *e, int n, bs_tensor *const *t, bs_kept **out)
     k->space = s;
     k->scope = s->scope;
     k->next = s->kept;
+    /* A link back, so that scopes can be resumed or freed in any order without a search. */
     k->link = &s->kept;
     if (s->kept)
         s->kept->link = &k->next;
     s->kept = k;
+    /* Only the handles die. The bytes stay taken: the arena does not know whose they are, and
+       scopes that are opened meanwhile get ranges beside them. */
     s->open = false;
     bsi_range_end(s->e->dev);
     bsi_scope_leave(s);
@@ -53,8 +58,8 @@ bs_status bs_scope_resume(bs_kept *k, bs_tensor **t)
         return bsi_fail(BS_STATE,
                         "scope '%s' cannot be resumed while scope '%s' is open; close that first",
                         k->scope.label->text, s->scope.label->text);
-    /* The lists of values and nodes are k's until nothing can fail: handles are the only records made here, so
-       taking them back leaves k as it was. */
+    /* The lists of values and nodes stay k's until nothing can fail. Handles are the only records
+       made here, so taking those back leaves k as it was. */
     s->scope = k->scope;
     for (int i = 0; i < k->n; i++) {
         const bs_tensor *m = &k->shape[i];

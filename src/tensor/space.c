@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** space.c: the space of an engine, and how scopes end: the open one, and those that were set aside. Owner thread
-** only. At its end every handle of a scope dies and every arena range goes back. The engine frees the space when it
-** closes; a handle that a caller still holds then keeps the space itself, and nothing of the engine, until it is
-** released.
+** space.c: the space of an engine, and how scopes end: the open one, and those that were set aside.
+** Owner thread only. When a scope ends, all its handles die and all its arena ranges go back. The
+** engine frees the space when it closes; a handle that a caller still holds then keeps the space
+** itself, and nothing of the engine, until it is released.
 */
 #include "tensor/space.h"
 
 #include <string.h>
 
-/* Handles that a caller still holds keep the label and nothing else. */
+/* Handles that a caller still holds keep the label, for the message that a late use gets, and
+   nothing else. `next` is read first: a release may give the record to the free list. */
 static void kill_handles(bsi_space *s)
 {
     for (bsi_link *r = s->tensors, *next; r; r = next) {
@@ -29,14 +30,16 @@ static void free_records(bsi_space *s, bsi_scope *of)
     bsi_record_give_all(s, BSI_NODE, &of->nodes);
 }
 
-/* The hash stays for who asks for it afterwards. */
+/* The hash outlives the scope, for a caller that compares a recompute with its forward. */
 void bsi_scope_leave(bsi_space *s)
 {
     kill_handles(s);
     s->scope = (bsi_scope){.hash = s->scope.hash};
 }
 
-/* Not open while its values are freed: nothing is launched to poison bytes that no rule can read any more. */
+/* Marked as closed before its values are freed: bsi_value_free poisons only in an open scope, and
+   of this one nothing can be read any more. Ranges go back though launches may still use them:
+   their next user is issued later on the same queue. */
 void bsi_scope_end(bsi_space *s)
 {
     bsi_scope ended = s->scope;
@@ -55,7 +58,8 @@ void bsi_kept_unlink(bs_kept *k)
     bsi_free(k);
 }
 
-/* The bytes go back while another scope may be open: poison, where it is on, is in queue order. */
+/* The bytes go back, perhaps while another scope is open. Where poison is on, the fill is then
+   issued behind all work that reads them. */
 void bs_kept_free(bs_kept *k)
 {
     if (!k)
@@ -65,8 +69,8 @@ void bs_kept_free(bs_kept *k)
     bsi_kept_unlink(k);
 }
 
-/* Called by the engine as it closes, before its queues and its pool end. Handles that callers still hold keep the
-   space. */
+/* Called by the engine as it closes, before its queues and its pool end: ranges are given back to
+   the pool. s->e is cleared last: from then on the last handle that is released frees the space. */
 static void free_space(void *state)
 {
     bsi_space *s = state;

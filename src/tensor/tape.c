@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** tape.c: what is recorded and the backward walk. Owner thread only. A node is recorded only where a
-** gradient is wanted, and saves only what its backward function reads. The walk goes from the newest node
-** to the oldest; when backward starts, every owned value that no node will read is freed, and each node
-** frees what it was the last to read. Gradients of a value with several consumers add up in that order,
-** which the ops issued fix, so that the bits do not depend on placement or on the number of micro-batches
-** set aside.
+** tape.c: what is recorded and the backward walk. Owner thread only. A node is recorded only where
+** a gradient is wanted, and saves only what its backward function reads. The walk goes from the
+** newest node to the oldest. When it starts, every owned value that no node will read is freed;
+** each node then frees what it was the last to read. Gradients of a value with several consumers
+** add up in the order of the walk. The ops issued fix that order, so the bits depend neither on
+** placement nor on how many scopes are set aside.
 **
-** A value without bytes (`late`) exists between the call of a late op and its first reader. Everything that
-** hands bytes to a launch or to a caller therefore goes through bsi_value_ready; what only names a value (a
-** view, another late op, a node's `in`) does not.
+** A late value has no bytes between the call of its op and its first reader. Everything that hands
+** bytes to a launch or to a caller therefore goes through bsi_value_ready; what only names a value
+** (a view, another late op, a node's `in`) does not.
 */
 #include "tensor/tape.h"
 #include "tensor/launch.h"
@@ -36,8 +36,9 @@ bs_status bsi_op_begin(const bsi_op *op, int n, bs_tensor *const *in, bsi_space 
         bsi_hash_ints(s, in[i]->ndim, in[i]->dim);
         /* want_grad is refused from here on: nodes recorded before it would not carry the gradient. */
         in[i]->value->consumed = true;
-        /* A late op that is not recorded is launched at once, on inputs that are computed: a late value is
-           wanted, and whatever reads it is recorded. */
+        /* Ops that are not late need the bytes of their inputs. A late op whose node is not
+           recorded is launched at once as well, but none of its inputs can be late then: a late
+           value is wanted, and what reads a wanted value is recorded. */
         if (!op->forward && !op->shares)
             BSI_TRY(bsi_wrap(bsi_value_ready(s, in[i]->value), "%s", name));
     }
@@ -86,7 +87,8 @@ bs_status bsi_value_ready(bsi_space *s, bsi_value *v)
     const bsi_node *node = v->late;
     if (!node)
         return BS_OK;
-    /* As deep as late ops follow each other without another op between them: a few in a layer. */
+    /* Recursion is as deep as late ops follow each other without another op between them: a few in
+       a layer. */
     for (int i = 0; i < BSI_MAX_IN && node->in[i]; i++)
         BSI_TRY(bsi_value_ready(s, node->in[i]));
     if (!v->at.mem) /* not taken by a run that failed */
@@ -108,18 +110,20 @@ static bs_status add_launch(bs_engine *e, bsi_addr a, bsi_addr b, bsi_addr y, in
     return bsi_op_launch(e, &c);
 }
 
-/* Nobody but `uses` holders will read g again, and its bytes are ours. A gradient that a caller handed in
-   may lie in a store, and that of a leaf is read after the walk: neither may be written. */
+/* Nobody but `uses` holders will read g again, and its bytes are ours to write. A gradient that a
+   caller handed in may lie in a store, and that of a leaf is read after the walk: neither may be
+   written. */
 static bool exclusive(const bsi_value *g, int uses)
 {
     return g->owned && !g->leaf && g->uses == uses;
 }
 
-/* Add g to the gradient of v. A buffer may be the gradient of several values at once (bsi_grad_share: both
-   inputs of an add have dy itself), so it is written only by its single holder: g->uses counts the values
-   whose gradient it is, and the node that is running holds dy. The sum of two floats is the same bits
-   whichever of them is the accumulator, so the one that is free to be written is taken, and a third buffer
-   only where both are shared. */
+/* Add g to the gradient of v. A buffer may be the gradient of several values at once
+   (bsi_grad_share: both inputs of an add have dy itself), so only its single holder may write it:
+   g->uses counts the values whose gradient it is, and the node that is running holds dy. For x + x
+   the second share comes here with g == old, which is not exclusive. Addition of two floats is
+   commutative to the bit, so whichever buffer is free to be written is the accumulator, and a third
+   one is taken only where both are shared. */
 static bs_status deposit(bsi_space *s, bsi_value *v, bsi_value *g)
 {
     bsi_value *old = v->grad, *sum;
@@ -153,8 +157,8 @@ bs_status bsi_grad_open(bsi_space *s, const bsi_value *v, bsi_value **out)
 
 bs_status bsi_grad_open_add(bsi_space *s, const bsi_value *v, bsi_value **out, bool *add)
 {
-    /* A kernel that adds in place rounds once where write-then-add rounds twice: for one sequence of ops this
-       choice is always the same, because it looks at counts only. */
+    /* A kernel that adds in place rounds once where write-then-add rounds twice, so the choice must
+       be the same in every run. It is: it looks at counts, which follow from the ops issued. */
     *add = v->wanted && v->grad && exclusive(v->grad, 1);
     if (!*add)
         return bsi_value_like(s, v, out);
@@ -207,7 +211,8 @@ static bs_status check_pair(const bsi_space *s, const bs_tensor *y, const bs_ten
     return BS_OK;
 }
 
-/* What backward functions read is computed; results that none of them reads stay without a launch. */
+/* What backward functions read must have its bytes before the walk; results that none of them reads
+   stay without a launch. */
 static bs_status ready_saved(bsi_space *s)
 {
     for (bsi_link *r = s->scope.nodes; r; r = r->next) {
@@ -242,13 +247,13 @@ static bs_status run_node(bsi_space *s, const bsi_node *node)
         if (st != BS_OK)
             return bsi_wrap(st, "backward of %s in scope '%s'", node->op->name, s->scope.label->text);
     }
-    /* Also of a node that was passed over: its uses are counted, and the offsets of what follows depend on what
-       is freed here. */
+    /* Of a node that was passed over, too: its uses were counted, and the offsets of what follows
+       depend on what is freed here. */
     for (int i = 0; i < BSI_MAX_SAVED && node->saved[i]; i++)
         bsi_value_drop(s, node->saved[i]);
     if (dy &&
         !node->out
-             ->leaf) { /* every consumer of the result is newer, so its gradient is complete and spent */
+             ->leaf) { /* every consumer of the result is newer: its gradient is complete and spent */
         node->out->grad = NULL;
         bsi_value_drop(s, dy);
     }
@@ -264,13 +269,15 @@ bs_status bs_scope_backward(bs_engine *e, int n, bs_tensor *const *out, bs_tenso
                         s->scope.tape ? "has run it already" : "records no tape");
     for (int i = 0; i < n; i++)
         BSI_TRY(check_pair(s, out[i], grad[i]));
-    /* The use keeps a gradient that is a tensor of this scope from being freed as unread, and from being the
-       accumulator of another output before its own turn. */
+    /* The use keeps a gradient that is a tensor of this scope from being freed as unread, and from
+       becoming the accumulator of another output before its own turn. */
     for (int i = 0; i < n; i++) {
         BSI_TRY(bsi_value_ready(s, grad[i]->value));
         grad[i]->value->uses++;
     }
     BSI_TRY(bsi_tape_settle(s));
+    /* Set before the first deposit: drops free from here on, and no op can be recorded behind a
+       walk. */
     s->scope.walked = true;
     for (int i = 0; i < n; i++) {
         if (out[i]->value->wanted)

@@ -7,13 +7,19 @@
 **
 **   r = s e^(m - ly), loss = log(1 + r), dX = r/(1 + r) (acc/s - Wy) / count
 **
-** which stays exact where 1 - p(label) would cancel. The running maximum and sum are the online softmax of
-** Milakov and Gimelshein (2018). The loss is -log(e^ly / (s e^m + e^ly)) = log(1 + r). Its gradient is
-** sum_j p_j W_j - Wy = (1 - p(label)) (acc/s - Wy), since the p_j of the others sum to 1 - p(label) =
-** r/(1 + r), in the proportions of acc/s. With a softcap every W_j is multiplied by the cap's slope at l_j, in
-** acc and in Wy. Rows are cut into chunks that depend on shapes
-** only. Tiles come in vocabulary order; a second visit (tile_grad) may come in any order. Owner thread
-** only; everything is issued on the compute queue, and only loss and logits wait.
+** which stays exact where 1 - p(label) would cancel: for a well-learned token p(label) rounds to 1,
+** and the difference, which is the whole gradient, to 0.
+**
+** The running maximum and sum are the online softmax of Milakov and Gimelshein (2018). The loss is
+** -log(e^ly / (s e^m + e^ly)) = log(1 + r). Its gradient is sum_j p_j W_j - (1 - p(label)) Wy over
+** the other entries j. Their p_j are in the proportions of acc/s and sum to 1 - p(label) = r/(1 +
+** r), which gives dX. A softcap multiplies every W_j by the slope of the cap at l_j, in acc and in
+** Wy.
+**
+** Rows are cut into chunks that depend on shapes only. Tiles come in vocabulary order, because sums
+** are taken in that order and so have the same bits for any placement; a second visit (tile_grad)
+** reads final m, s and ly, and may come in any order. Owner thread only; everything is issued on
+** the compute queue, and only loss and logits wait.
 **
 ** All device state is one pool region: per micro-batch X, acc, Wy, dX [capacity, channels] and m, s,
 ** ly, loss [capacity]; shared by all: lowest [capacity] (-inf, where m starts), logits and P
@@ -66,6 +72,7 @@ static int64_t chunk_rows(const bs_batch_cfg *b)
     return BSI_MIN(b->tokens, (int64_t)CHUNK_ROWS);
 }
 
+/* False where the product or the rounding up would wrap. */
 static bool padded(int64_t rows, int64_t cols, size_t item, size_t *out)
 {
     size_t n;
@@ -76,7 +83,8 @@ static bool padded(int64_t rows, int64_t cols, size_t item, size_t *out)
     return true;
 }
 
-/* One micro-batch, and what all share; false: too large. */
+/* What one micro-batch needs, and what all share; false: too large. `sum` bounds each of the 8
+   parts of a micro-batch, so with it under an eighth of SIZE_MAX their sum needs no check. */
 static bool measure_parts(const bs_batch_cfg *b, const bs_head_cfg *c, bs_dtype t, head_sizes *z)
 {
     size_t item = bs_dtype_size(t), each, all;
@@ -140,6 +148,7 @@ static bool to_host(bs_head_mode mode)
 static bs_status write_lowest(bs_head *h)
 {
     int64_t n = h->batch->cfg.tokens;
+    /* A region that m is copied from: a fill writes one byte value, and -inf is 0xFF800000. */
     float *v = bsi_alloc(BS_TAG_STAGING, (size_t)n * sizeof *v);
     if (!v)
         return BS_NOMEM;
@@ -236,6 +245,7 @@ bs_status bs_head_begin(bs_head *h, bs_head_mode mode, int64_t count)
     h->mode = mode;
     h->count = count;
     h->begun = true;
+    /* A micro-batch without labelled rows launches nothing, and its sum must be 0 all the same. */
     return bsi_fill(h->e->compute, h->sums, 0, (size_t)h->batch->cfg.micros * sizeof(double));
 }
 
@@ -258,7 +268,8 @@ static bs_status find_put(bs_head *h, int micro, head_micro **out)
                : bsi_fail(BS_STATE, "head: micro-batch %d has not been put in this pass", micro);
 }
 
-/* A target beyond the vocabulary would be in no tile and give a wrong loss in silence. */
+/* A target beyond the vocabulary would be in no tile: ly would stay 0, and the loss would be wrong
+   in silence. */
 static bs_status check_targets(const bs_head *h, int micro)
 {
     const bsi_micro *b = &h->batch->micro[micro];
@@ -434,7 +445,8 @@ static bs_status tile_accumulate(bs_head *h, int micro, const head_micro *m, con
                       .n = {t->n, C, t->first, t->V, h->cfg.softcap > 0},
                       .f = {h->cfg.softcap},
                       .label = "head label row"};
-    /* factor = e^(old maximum - new one) of each row: what earlier tiles summed is relative to the old one. */
+    /* factor = e^(old maximum - new one) of each row: what earlier tiles summed is relative to the
+       old one, so it is rescaled before this tile is added. */
     BSI_TRY(bsi_engine_launch(h->e, &scale));
     BSI_TRY(bsi_op_launch(h->e, &gemm));
     return bsi_op_launch(h->e, &pick);
@@ -454,6 +466,7 @@ static bs_status tile_read(bs_head *h, const head_micro *m, const tile *t)
     if (!h->e->props.executes)
         return BS_OK;
     float *to = (float *)m->logits->data + t->row * h->cfg.vocab + t->first;
+    /* Row by row: on the device rows of a tile are V apart, on the host a vocabulary apart. */
     for (int64_t i = 0; i < t->n; i++)
         BSI_TRY(bsi_engine_read(h->e, bsi_addr_add(h->logits, bytes_of(i, t->V)), bytes_of(1, t->V),
                                 to + i * h->cfg.vocab));
@@ -518,6 +531,8 @@ bs_status bs_head_tile(bs_head *h, int micro, bs_weight *w, bs_weight *bias, int
                         "head: a tile starts at entry %lld, entry %lld of micro-batch %d is next",
                         (long long)first, (long long)m->next, micro);
     BSI_TRY(resolve(h, m, w, bias, &t));
+    /* All chunks share one buffer of logits, P and factors. The queue is in order, so a chunk
+       overwrites it only after the one before has used it. */
     for (; t.row < m->rows; t.row += h->chunk) {
         t.n = BSI_MIN(h->chunk, m->rows - t.row);
         BSI_TRY(tile_logits(h, m, &t));
@@ -553,6 +568,8 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
         return bsi_fail(BS_STATE, "head: micro-batch %d is finished twice in one pass", micro);
     bool train = h->mode == BS_HEAD_TRAIN;
     tile t = {.n = m->rows};
+    /* 1 / count is of the whole step: losses and gradients of micro-batches then add up as they
+       are. */
     bsi_arg none = {{NULL, 0}, 0, BSI_READ};
     bsi_kcall c = {.op = BSK_HEAD_FINISH,
                    .n_args = 7,
@@ -580,6 +597,8 @@ bs_status bs_head_finish(bs_head *h, int micro, bs_tensor **dx)
             *dx = NULL;
         return BS_OK;
     }
+    /* In f32 dx lies over acc: the kernel has read acc[t] when it writes dx[t], and a second
+       finish, which would read it again, is refused above. */
     bs_place at = bsi_place(m->dx, h->e->dtype, m->rows, h->batch->cfg.tokens, h->cfg.channels);
     return bs_tensor_at(h->e, &at, dx);
 }
@@ -620,6 +639,9 @@ bs_status bs_head_tile_grad(bs_head *h, int micro, bs_weight *w, bs_weight *bias
             .arg = {p_arg(h, &t, BSI_READ), {{NULL, 0}, bytes_of(1, t.V), BSI_READWRITE}},
             .n = {t.n, t.V},
             .label = "head bias gradient"};
+        /* The logits are computed a second time, because keeping them would need [rows, vocab]. The
+           product adds to the accumulator: chunks and micro-batches sum up in the order of these
+           calls. */
         BSI_TRY(tile_logits(h, m, &t));
         BSI_TRY(bsi_op_launch(h->e, &d));
         BSI_TRY(bsi_op_launch(h->e, &gemm));
@@ -646,6 +668,8 @@ bs_status bs_head_loss(bs_head *h, double *out)
         return bsi_fail(BS_STATE, "head: no micro-batch of this pass has been finished");
     if (h->e->props.executes)
         BSI_TRY(bsi_engine_read(h->e, h->sums, (size_t)micros * sizeof(double), h->host_sums));
+    /* In f64 and in the order of micro-batches. Those of this pass that were not finished have 0
+       from begin. */
     for (int j = 0; j < micros; j++)
         sum += h->host_sums[j];
     *out = sum / (double)h->count;

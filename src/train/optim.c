@@ -39,7 +39,8 @@ bs_status bs_params_norm(bs_params *p, double *out)
                        .arg = {{p->grad, bytes, BSI_READ}, {p->sum, sizeof sum, BSI_WRITE}},
                        .n = {(int64_t)(bytes / sizeof(float))},
                        .label = "gradient norm"};
-        BSI_TRY(bsi_engine_launch(p->e, &c)); /* padding between parameters is zero and adds nothing */
+        /* One launch over all: padding between parameters is zero and adds nothing. */
+        BSI_TRY(bsi_engine_launch(p->e, &c));
         if (p->e->props.executes)
             BSI_TRY(bsi_engine_read(p->e, p->sum, sizeof sum, &sum));
     }
@@ -68,7 +69,8 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
 {
     BSI_TRY(check_trained(p));
     BSI_TRY(check_adamw(cfg));
-    /* Everything that can be refused is refused before the first launch: a step changes all parameters or none. */
+    /* Everything that can be refused is refused before the first launch: a step changes all
+       parameters or none. */
     if (!(norm >= 0) || !isfinite(norm))
         return bsi_fail(BS_NONFINITE, "AdamW step %lld: the gradient norm is %g; nothing was changed",
                         (long long)cfg->step, norm);
@@ -76,16 +78,19 @@ bs_status bs_params_apply(bs_params *p, const bs_adamw *cfg, double norm)
         if (p->param[i].update && !p->param[i].home.mem)
             return bsi_fail(BS_STATE, "parameter '%s' has not been told its home; nothing was changed",
                             p->param[i].name);
-    /* clip_grad_norm_ of PyTorch, with its 1e-6: a norm below the bound leaves the gradient exactly as it is. The
-       kernel multiplies by scale as it reads, so that the accumulators keep their bits. */
+    /* clip_grad_norm_ of PyTorch, with its 1e-6: where the quotient is not below 1 the factor is
+       exactly 1, which leaves every bit of the gradient. The kernel multiplies as it reads, so the
+       accumulators stay as they are. */
     double scale = cfg->clip > 0 ? fmin(1.0, cfg->clip / (norm + 1e-6)) : 1.0;
+    /* Bias corrections 1 - beta^t (Kingma and Ba 2015) in f64: for beta near 1 and small t the
+       difference cancels, and f32 would lose several of its digits. */
     bsi_kcall c = {.op = BSK_ADAMW,
                    .n_args = 5,
                    .f = {cfg->lr, cfg->beta1, cfg->beta2, cfg->eps, cfg->weight_decay,
                          1.0 - pow(cfg->beta1, (double)cfg->step),
                          1.0 - pow(cfg->beta2, (double)cfg->step), scale},
                    .label = "adamw"};
-    if (p->own) { /* masters, gradients and moments have one offset (train.h): all own parameters are one launch */
+    if (p->own) { /* one offset in every region (train.h), so one launch for all own parameters */
         c.arg[0] = (bsi_arg){p->value, p->own, BSI_READWRITE};
         c.arg[1] = (bsi_arg){p->grad, p->own, BSI_READ};
         c.arg[2] = (bsi_arg){p->m, p->own, BSI_READWRITE};

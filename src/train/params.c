@@ -71,6 +71,8 @@ static bs_status add(bs_params *p, const char *name, int64_t rows, int64_t cols,
     if (rows < 1 || cols < 1)
         return bsi_fail(BS_SHAPE, "parameter '%s' is [%lld, %lld]; both must be at least 1", name,
                         (long long)rows, (long long)cols);
+    /* All regions together are at most 4.5 own + 3 base (value, copy of half the size, grad, two
+       moments): with both under an eighth of SIZE_MAX no later sum of sizes wraps. */
     if (p->n == INT32_MAX / 2 || !bsi_mul_size((size_t)rows, (size_t)cols, &bytes) ||
         !bsi_mul_size(bytes, sizeof(float), &bytes) || !bsi_add_size(bytes, PAD, &end) ||
         !bsi_add_size(*total, end, &end) || end > SIZE_MAX / 8)
@@ -145,6 +147,8 @@ bs_status bs_params_update_base(bs_params *p, int id, const bs_place *home)
     q->home = *home;
     if (q->update)
         return BS_OK;
+    /* The moments of base parameters come in the order of these calls. After the seal the regions
+       have their size, so a home can be named then, but no moments added. */
     q->update = true;
     q->moment = p->moments;
     p->moments += bsi_round_up(q->bytes, PAD);
@@ -181,6 +185,8 @@ static bs_status check_names(const bs_params *p)
     return st;
 }
 
+/* Zero from the start, padding included: the norm and AdamW run over whole regions, and would
+   otherwise read what was in the memory before. */
 static bs_status take(bs_params *p, const char *name, size_t bytes, bsi_addr *out)
 {
     if (!bytes)
@@ -260,8 +266,8 @@ static bs_status read_f32(bs_params *p, const bsi_param *q, bsi_addr from, bs_ar
     return BS_OK;
 }
 
-/* Where the value of a parameter is, when it is ours to read or write: a master of the set, or a base weight in its gpu
-   home. A base weight that is not updated belongs to its file. */
+/* Where the value of a parameter is, when it is ours to read or write: a master of the set, or a
+   base weight in its gpu home. A base weight that is not updated belongs to its file. */
 static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
 {
     if (q->base && !q->update)
@@ -273,7 +279,8 @@ static bs_status value_at(const bs_params *p, const bsi_param *q, bsi_addr *out)
     return BS_OK;
 }
 
-/* After a master was written: ops read the copy, and AdamW rewrites both together. */
+/* After a master was written: ops read the copy, and would go on with the old value. AdamW rewrites
+   both together. */
 static bs_status refresh_copy(bs_params *p, const bsi_param *q)
 {
     if (q->base || !p->copy.mem)
@@ -359,11 +366,15 @@ bs_status bs_params_init_kaiming(bs_params *p, int id, uint64_t seed)
     if (!chunk)
         return BS_NOMEM;
     bsi_philox_key(seed, q->name, key);
+    /* kaiming_uniform_ with a = sqrt(5), what PEFT and nn.Linear use: gain sqrt(2 / (1 + a^2)) =
+       sqrt(1/3), bound gain * sqrt(3 / fan_in) = 1 / sqrt(fan_in) (He et al. 2015). */
     float bound = (float)(1.0 / sqrt((double)q->cols));
     bs_status st = BS_OK;
     int64_t count = q->rows * q->cols;
     for (int64_t i = 0; st == BS_OK && i < count; i += INIT_CHUNK) {
         int64_t n = BSI_MIN(count - i, (int64_t)INIT_CHUNK);
+        /* Element i is a function of seed, name and i alone, so the order of parameters changes
+           nothing. INIT_CHUNK is a multiple of the 4 numbers that one Philox block gives. */
         bsi_fill_uniform(chunk, i, n, bound, key);
         st = bsi_engine_write(p->e, bsi_addr_add(at, (size_t)i * sizeof *chunk), chunk,
                               (size_t)n * sizeof *chunk);
