@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** bpe.c: byte-pair encoding of one word (Sennrich et al. 2016): from single characters or bytes,
-** always the adjacent pair of lowest rank, leftmost first. Short words by scanning, long ones with a
-** heap of (rank, position) whose stale entries are skipped, so a word of n symbols costs O(n log n).
-** Where no merge joins the characters on both sides of a place the word is cut first: the pieces
-** cannot touch each other, so the ids are the same, and models that never split text get short words
-** as well. Tables are read-only after open; a bsi_bpe_work belongs to one thread.
+** always the adjacent pair of lowest rank, leftmost first. Short words are scanned. Long ones take
+** a heap of (rank, position) whose stale entries are skipped, which is O(n log n) for n symbols. A
+** place where no merge joins the characters on both sides splits a word into parts that cannot
+** touch each other. Words are cut there first: the ids are the same, and models that never split
+** text get short words as well. Tables are read-only after open; a bsi_bpe_work belongs to one
+** thread.
 */
 #include "text/text.h"
 
@@ -26,6 +27,9 @@ struct bsi_memo { /* one cache line; len 0: empty */
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
+/* bytes_to_unicode of GPT-2 (Radford et al. 2019): bytes that print are their own character; the
+   others, in order, are the characters from 256 on (0-32, then 127-160, then 173), so that no piece
+   holds a space or a control character. */
 static uint32_t byte_symbol(unsigned char byte)
 {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174)
@@ -44,12 +48,16 @@ int bsi_symbol_byte(uint32_t c)
 
 static size_t pair_slot(const bsi_bpe *b, uint32_t left, uint32_t right)
 {
+    /* Multiplicative hashing (Knuth): the constant is 2^64 / phi, made odd. Its high bits are the
+       good ones, hence the fold. */
     uint64_t h = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
     return (size_t)(h ^ h >> 32) & (b->pairs - 1);
 }
 
 static inline uint32_t pair_rank(const bsi_bpe *b, uint32_t left, uint32_t right)
 {
+    /* Ends: the table is at most half full, so a probe meets an empty entry, whose rank is
+       BSI_NO_ID. */
     for (size_t i = pair_slot(b, left, right);; i = (i + 1) & (b->pairs - 1)) {
         const bsi_pair *p = &b->pair[i];
         if ((p->left == left && p->right == right) || p->rank == BSI_NO_ID)
@@ -59,6 +67,8 @@ static inline uint32_t pair_rank(const bsi_bpe *b, uint32_t left, uint32_t right
 
 static size_t joint_bit(uint32_t x, uint32_t y)
 {
+    /* A set of bits without the pairs: two pairs may share a bit. Then a word is not cut where it
+       could be, which costs time and changes no id. Characters have 21 bits. */
     uint64_t h = ((uint64_t)x << 21 | y) * UINT64_C(0x9E3779B97F4A7C15);
     return (size_t)(h >> (64 - JOINT_BITS));
 }
@@ -173,6 +183,7 @@ bs_status bsi_bpe_finish(bsi_bpe *b, const bsi_vocab *v)
                             "0x%02X has none",
                             c);
     }
+    /* 127 apart: where char is signed, a loop that includes it would overflow. */
     for (char c = 0; c >= 0 && c < 127; c++)
         b->ascii_id[(unsigned char)c] = bsi_vocab_id(v, &c, 1);
     b->ascii_id[127] = bsi_vocab_id(v, "\177", 1);
@@ -244,10 +255,11 @@ static void make_symbols(const bs_tok *t, bsi_bpe_work *w, const char *s, size_t
 
 /* ---- merging --------------------------------------------------------------------------------- */
 
-/* Byte-pair encoding as it is defined (Sennrich et al. 2016): of all pairs that stand side by side, the one with
-   the lowest rank is merged, the leftmost of equals; again until no pair has a rank. A merge only changes the
-   ranks of the pair on its left and the pair on its right, and both functions rest on that: one looks through all
-   ranks again, which is fast for the few symbols of most words, the other keeps them in a heap. */
+/* Byte-pair encoding as it is defined (Sennrich et al. 2016): of all adjacent pairs the one with
+   the lowest rank is merged, the leftmost of equals, until no pair has a rank. A merge changes only
+   the ranks of the pair on its left and of the pair on its right, and both functions rest on that.
+   merge_short looks through all ranks again, which is fast for the few symbols of most words;
+   merge_long keeps them in a heap. */
 
 static void merge_short(const bsi_bpe *b, bsi_bpe_work *w)
 {
@@ -306,7 +318,8 @@ static void push(bsi_bpe_work *w, uint64_t key)
     w->heap[i] = key;
 }
 
-/* The heap entry of the pair that begins at position i, if it can merge: ordered by rank, then by position. */
+/* The heap entry of the pair that begins at position i, if it can merge. Rank above position in one
+   number: the smallest is the lowest rank and, among equals, the leftmost. */
 static bool entry(const bsi_bpe *b, const bsi_bpe_work *w, int32_t i, uint64_t *key)
 {
     int32_t next = w->symbol[i].next;
@@ -315,16 +328,18 @@ static bool entry(const bsi_bpe *b, const bsi_bpe_work *w, int32_t i, uint64_t *
     return rank != BSI_NO_ID;
 }
 
-/* n log n for words without a space in them. Symbols stay where they are and are linked, so that positions in the
-   heap stay meaningful; one that has been merged into its left neighbour has length 0. A merge leaves the
-   entries of the pairs that it ends in the heap. An entry counts if the two symbols that stand at its position when
-   it comes up have the ids of its merge, whatever stood there when it was pushed. */
+/* For long words, as in text that no pre-tokenizer cuts. Symbols keep their positions and are
+   linked, so that positions in the heap keep their meaning; a symbol that has merged into its left
+   neighbour has length 0. A merge does not look for the heap entries of the pairs that it ends.
+   Instead an entry counts only if the two symbols at its position have the ids of its merge when it
+   comes up, whatever stood there when it was pushed. */
 static bs_status merge_long(const bsi_bpe *b, bsi_bpe_work *w)
 {
     bsi_symbol *s = w->symbol;
     uint64_t key;
     void *p = w->heap;
-    /* Every merge removes a symbol and adds at most two entries after taking one. */
+    /* n symbols begin with fewer than n entries and merge fewer than n times. A merge takes one
+       entry and adds two at most, so 2 n entries are enough, and push need not grow. */
     bs_status st = bsi_grow(&p, &w->heap_cap, 2 * w->symbols, sizeof *w->heap);
     w->heap = p;
     BSI_TRY(st);
@@ -370,6 +385,8 @@ static bsi_memo *memo_of(bsi_bpe_work *w, const char *s, size_t n)
 static void remember(bsi_bpe_work *w, bsi_memo *m, const char *s, size_t first, size_t n)
 {
     size_t end = first;
+    /* Only words whose symbols cover them without a gap: a hit gives back ids and ends, and takes
+       each begin from the end before. */
     if (w->symbols > MEMO_IDS)
         return;
     for (size_t i = 0; i < w->symbols; end += w->symbol[i++].len)
@@ -448,9 +465,10 @@ bs_status bsi_bpe_word(const bs_tok *t, bs_tok_work *w, const bsi_view *v, bsi_r
     }
     if (b->bytes || b->ignore_merges) /* a whole word may be a piece that merges do not reach */
         return encode(t, w, v, r.first, r.end);
-    /* Without a pre-tokenizer a word is a whole text. It is cut between two characters that no merge ever brings
-       together: what is on the two sides is encoded alone with the same result, and short words are remembered.
-       Unknown characters stay with their neighbours, because make_symbols joins them. */
+    /* Without a pre-tokenizer a word is a whole text. It is cut between two characters that no
+       merge ever brings together: each side gives the same ids alone, and short words are
+       remembered. Characters without a piece stay with their neighbours, because make_symbols joins
+       or moves them across a place. */
     size_t first = r.first, i = r.first;
     unsigned len, last = 0;
     for (uint32_t c, before = 0; i < r.end; i += len, before = c, last = len) {

@@ -27,7 +27,10 @@ static void mark(uint64_t *bits, int32_t c)
 }
 
 /* A character is stable when the form keeps it and nothing before it can absorb it or move past it:
-   its combining class is 0 and it is no later part of any decomposition. */
+   its combining class is 0 and it is no later part of any decomposition (UAX #15, stable code
+   points). A segment may end before a stable character: then it has the normal form that it would
+   have in the whole text. The ranges that are left out (surrogates, CJK ideographs) have no
+   decompositions. */
 static void make_table(int compat)
 {
     utf8proc_int32_t part[32];
@@ -42,6 +45,7 @@ static void make_table(int compat)
         utf8proc_ssize_t n = utf8proc_decompose_char(c, part, 32, FORM_OPTIONS(compat), &bound);
         if (n < 1 || n > 32 || (n == 1 && part[0] == c))
             continue;
+        /* A later part may be composed with what stands before it. */
         for (utf8proc_ssize_t i = 1; i < n; i++)
             mark(bits, part[i]);
         n = utf8proc_normalize_utf32(part, n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
@@ -65,8 +69,9 @@ static bool is_stable(int compat, uint32_t c)
     return c >= FORM_END || !(unstable[compat][c / 64] >> c % 64 & 1);
 }
 
-/* Marks in the order of their combining classes, equal ones as they came. utf8proc swaps neighbours,
-   which takes n * n steps for n marks; a distribution takes n. */
+/* The canonical ordering of Unicode (D109): marks between two characters of class 0 in the order of
+   their combining classes, equal ones as they came. utf8proc swaps neighbours, which takes n * n
+   steps for n marks, so a hostile text would stall; counting the classes takes n. */
 static bs_status sort_marks(bsi_runes *r)
 {
     void *p = r->sorted;
@@ -115,6 +120,7 @@ static bs_status form_segment(int compat, bsi_runes *r, const bsi_view *v, size_
     for (size_t i = first; i < end; i += len) {
         int bound = 0;
         void *p = r->p;
+        /* 32: the longest decomposition of one character has 18 (U+FDFA under NFKC). */
         bs_status st = bsi_grow(&p, &r->cap, r->n + 32, sizeof *r->p);
         r->p = p;
         BSI_TRY(st);
@@ -129,7 +135,7 @@ static bs_status form_segment(int compat, bsi_runes *r, const bsi_view *v, size_
         utf8proc_normalize_utf32(r->p, (utf8proc_ssize_t)r->n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
     if (n < 0)
         return bsi_fail(BS_INTERNAL, "text cannot be composed: %s", utf8proc_errmsg(n));
-    size_t same = 0; /* characters in front that did not change keep their own bytes */
+    size_t same = 0; /* characters in front that did not change keep their own bytes, and their spans */
     while (first < end && same < (size_t)n && (int32_t)bsi_utf8_get(v->p + first, &len) == r->p[same]) {
         BSI_TRY(bsi_text_put(out, v->p + first, len, bsi_view_span(v, first, first + len)));
         first += len;
@@ -152,6 +158,7 @@ static bs_status form(int compat, bs_tok_work *w, bsi_view *v)
                 i++;
             continue;
         }
+        /* From the last stable character: what follows may compose with it. */
         size_t first = BSI_MAX(starter, copied);
         while (i < v->n && !is_stable(compat, bsi_utf8_get(v->p + i, &len)))
             i += len;

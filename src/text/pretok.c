@@ -55,7 +55,7 @@ static bs_status part(cutter *c, size_t first, size_t end, bool match)
             return BS_OK;
         }
         return put(out, first, end);
-    case BSI_MERGED_PREVIOUS:
+    case BSI_MERGED_PREVIOUS: /* of two matches in a row the second stands alone, as in the reference */
         if (match && !last && have) {
             out->p[out->n - 1].end = (uint32_t)end;
             return BS_OK;
@@ -93,6 +93,8 @@ static bs_status cut_word(const bsi_pretok *op, bs_tok_work *w, const bsi_view *
         BSI_TRY(part(&c, r.first + done, r.end, op->invert));
     if (c.has_waiting)
         BSI_TRY(put(out, c.waiting.first, c.waiting.end));
+    /* A pattern may match nothing, and an empty word has no ids. Compacted in place, from c.from
+       on: what lies before belongs to earlier words. */
     size_t kept = c.from;
     for (size_t i = c.from; i < out->n; i++)
         if (out->p[i].end > out->p[i].first)
@@ -116,6 +118,8 @@ static bs_status space_word(const bsi_pretok *op, const bsi_view *v, bsi_range r
     const char *s = v->p + r.first;
     size_t n = r.end - r.first;
     bool has = begins(s, n, op->text, op->n) || (meta && *s == ' ');
+    /* What is put in front has no bytes of its own in the text: it is given the span of the first
+       character. */
     bsi_utf8_get(s, &len);
     bs_tok_span at = bsi_view_span(v, r.first, r.first + len);
     if (!has && (op->prepend == BSI_PREPEND_ALWAYS || (op->prepend == BSI_PREPEND_FIRST && !at.first)))
@@ -137,6 +141,8 @@ static bs_status change_spaces(const bsi_pretok *op, bs_tok_work *w, bsi_view *v
 {
     bsi_text *out = bsi_work_other(w, w->pretok, v);
     for (size_t i = 0; i < w->words.n; i++) {
+        /* Spaces change word by word, so that a word gets its own prefix and no word runs into the
+           next; its range moves to the new text. */
         bsi_range r = w->words.p[i];
         size_t first = out->n;
         BSI_TRY(space_word(op, v, r, out));
@@ -160,6 +166,8 @@ bs_status bsi_pretoks_run(const bsi_pretoks *p, bs_tok_work *w, bsi_view *v)
         w->spare.n = 0;
         for (size_t k = 0; k < w->words.n; k++)
             BSI_TRY(cut_word(op, w, v, w->words.p[k], &w->spare));
+        /* A step reads all words and puts out any number of them, so it cannot work in place; the
+           two lists change roles and keep their memory. */
         bsi_ranges swap = w->words;
         w->words = w->spare;
         w->spare = swap;
@@ -172,6 +180,8 @@ bs_status bsi_pretoks_run(const bsi_pretoks *p, bs_tok_work *w, bsi_view *v)
 static bs_status add(bsi_pretoks *out, bsi_pretok_kind kind, bsi_pretok **op)
 {
     void *p = out->op;
+    /* A later step would see the characters that stand for bytes in the reference, and the bytes
+       themselves here. */
     if (out->byte_level)
         return bsi_fail(BS_UNSUPPORTED, "pre_tokenizer ByteLevel is not the last step");
     bs_status st = bsi_grow(&p, &out->cap, out->n + 1, sizeof **op);
@@ -271,6 +281,7 @@ static bs_status read_cutter(bsi_pretoks *out, const cJSON *o, const char *type)
         return add_regex(out, "pre_tokenizer Punctuation", "[!-/:-@\\[-`{-~\\p{P}]", behavior, false);
     default:
         BSI_TRY(bsi_tokjson_only(o, "pre_tokenizer Whitespace", plain));
+        /* WhitespaceSplit removes spaces. Whitespace, the shorter name, keeps its matches (invert). */
         return add_regex(out, "pre_tokenizer Whitespace",
                          strlen(type) > 10 ? "\\s" : "[" WORD "]+|[^" WORD "\\s]+", BSI_REMOVED,
                          strlen(type) <= 10);
