@@ -30,10 +30,13 @@ list=() left_out=()
 for root in "${references[@]}"; do
   for dir in "$root"/*/; do
     [ -e "$dir/reference.safetensors" ] || continue
-    if "$bslua" -e "require('bs.model.find_family').find(require('bs.model.checkpoint').read_json('${dir}config.json'))" 2>/dev/null; then
+    if why=$("$bslua" -e "require('bs.model.find_family').find(require('bs.model.checkpoint').read_json('${dir}config.json'))" 2>&1); then
       list+=("${dir%/}")
-    else
+    elif [[ $why == *"has no family"* ]]; then
       left_out+=("$(basename "$dir")")
+    else # another reason must not pass for that one
+      echo "$(basename "$dir"): $why" >&2
+      exit 1
     fi
   done
 done

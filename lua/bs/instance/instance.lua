@@ -3,6 +3,7 @@
 -- parameters, head, cache, weights, stream) and runs passes: gradients of a step, forward walks, decoding. A dry run
 -- owns one on `meta`, a job one on its device; both are built here, in one order, so that the regions are the same.
 local bs = require "bs"
+local guard = require "bs.settings.guard"
 local store_keys = require "bs.instance.store_keys"
 local options = require "bs.settings.options"
 local parameters = require "bs.instance.parameters"
@@ -32,10 +33,7 @@ end
 -- The order decides where regions lie. Each part is held at once, so that close ends them whatever fails here.
 local function build(self, plan, device, o)
   local spec, m = self.spec, self.spec.model
-  self.placement = bs.placement.new {
-    manifest = m.manifest, homes = plan.homes, dev_slots = plan.dev_slots, host_slots = plan.host_slots,
-    program = spec.program, cyclic = true,
-  }
+  self.placement = spec:placement(plan)
   self.engine = bs.engine.open {
     device = device, compute = m.compute, pool_bytes = o.pool_bytes, expand_bytes = m.expand_bytes,
     workspace_bytes = o.workspace_bytes, n_blocks = m.n_blocks, seed = spec.seed,
@@ -65,11 +63,9 @@ end
 -- device refuses, with nothing left behind. The device must outlive the instance.
 function instance.open(spec, plan, device, o)
   local self = setmetatable({
-    spec = spec, device = device, keep_from = spec.model.config.layers - plan.keep, on_attend = o.on_attend,
+    spec = spec, keep_from = spec.model.config.layers - plan.keep, on_attend = o.on_attend,
   }, mt)
-  local _ <close> = setmetatable({}, { __close = function(_, err)
-    if err ~= nil then self:close() end
-  end })
+  local _ <close> = guard(self)
   build(self, plan, device, o)
   return self
 end

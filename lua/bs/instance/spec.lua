@@ -5,6 +5,7 @@
 -- that weights can be updated in their homes, and keep is checked against the layers that can be kept.
 local bs = require "bs"
 local adapter = require "bs.model.adapter"
+local guard = require "bs.settings.guard"
 local lora = require "bs.model.lora"
 local model = require "bs.model.model"
 local program = require "bs.instance.program"
@@ -76,9 +77,7 @@ function spec.new(cfg, compute)
     name = cfg.model, trainable = cfg.trainable, stack = cfg.stack, logits = cfg.logits, cache = cfg.cache,
     seed = cfg.seed, io = cfg.io, batch = { micros = cfg.micros, tokens = cfg.micro_tokens, rows = cfg.rows },
   }, mt)
-  local _ <close> = setmetatable({}, { __close = function(_, err)
-    if err ~= nil then self:close() end
-  end })
+  local _ <close> = guard(self)
   self.model = model.open(cfg.model, {
     family = cfg.family, group = cfg.group, compute = compute, update = cfg.trainable == "base" and cfg.home == "gpu",
   })
@@ -87,6 +86,15 @@ function spec.new(cfg, compute)
   choose_programs(self)
   self.keepable = keepable(self, cfg.keep)
   return self
+end
+
+--- The homes and slots of a plan ({homes, dev_slots, host_slots}) for the program of a step, checked and counted. The
+-- plan is chosen by it, and the instance streams by it, so that what is counted is what moves; the caller closes it.
+function methods:placement(plan)
+  return bs.placement.new {
+    manifest = self.model.manifest, homes = plan.homes, dev_slots = plan.dev_slots, host_slots = plan.host_slots,
+    program = self.program, cyclic = true,
+  }
 end
 
 --- Forget the adapter's file, once its values have been read.

@@ -24,13 +24,6 @@ local function sizes_of(m)
   return s
 end
 
-local function placement(spec, c, home)
-  return bs.placement.new {
-    manifest = spec.model.manifest, homes = home, dev_slots = c.dev_slots, host_slots = c.host_slots,
-    program = spec.program, cyclic = true,
-  }
-end
-
 local function needs_host_slots(home)
   for _, h in pairs(home) do
     if h ~= "ram" then return true end
@@ -61,7 +54,10 @@ end
 -- block is on disk is for homes.
 local function complete(s, c)
   local dev_other, host_other = other_bytes(s, c)
-  local bare <close> = placement(s.spec, c, homes.place(s.spec.model, c.order, s.sizes, s.home, 0, 0))
+  local bare <close> = s.spec:placement {
+    homes = homes.place(s.spec.model, c.order, s.sizes, s.home, 0, 0), dev_slots = c.dev_slots,
+    host_slots = c.host_slots,
+  }
   local need_dev, need_host = dev_other + bare:device_bytes(), host_other + bare:host_bytes()
   if need_dev > s.vram or need_host > s.ram then return nil, need_dev, need_host end
   local home = homes.place(s.spec.model, c.order, s.sizes, s.home, s.vram - need_dev, s.ram - need_host)
@@ -69,7 +65,7 @@ local function complete(s, c)
     homes = home, dev_slots = c.dev_slots, host_slots = needs_host_slots(home) and c.host_slots or 0,
     boundaries = c.boundaries, rows = c.rows, keep = c.keep, rates = s.rates,
   }
-  local placed <close> = placement(s.spec, plan, home)
+  local placed <close> = s.spec:placement(plan)
   plan.peak, plan.host = dev_other + placed:device_bytes(), host_other + placed:host_bytes()
   if plan.peak > s.vram or plan.host > s.ram then return nil, plan.peak, plan.host end
   plan.seconds, plan.busy = simulate(s, plan, placed)

@@ -11,9 +11,9 @@
 local bs = require "bs"
 local budget = require "bs.plan.budget"
 local choose = require "bs.plan.choose"
-local diagnose = require "bs.train.diagnose"
 local dry = require "bs.plan.dry"
 local generate = require "bs.decode.generate"
+local guard = require "bs.settings.guard"
 local instance = require "bs.instance.instance"
 local loop = require "bs.train.loop"
 local open_device = require "bs.instance.open_device"
@@ -74,9 +74,7 @@ end
 --- A new job; cfg: see bs.train.job_settings. Closes what it has opened where anything is refused.
 function job.new(cfg)
   local self = setmetatable({ cfg = settings.read(cfg), steps_done = 0 }, mt)
-  local _ <close> = setmetatable({}, { __close = function(_, err)
-    if err ~= nil then self:close() end
-  end })
+  local _ <close> = guard(self)
   local compute
   self.device, compute = open_device(self.cfg)
   local gpu = self.cfg.device:match("cuda") ~= nil
@@ -122,9 +120,6 @@ function methods:run(o) return loop.train(self, o) end
 
 --- Rows that are written on; see bs.decode.generate.
 function methods:generate(prompts, o) return generate.run(self.instance, prompts, o) end
-
---- Why a number is not finite: a raised error that names the place.
-function methods:diagnose(micros, what) diagnose.run(self.instance, micros, what) end
 
 -- ---- values --------------------------------------------------------------------------------------------
 
