@@ -7,7 +7,7 @@
 -- 1. A Qwen3-layout model with random weights learns the documents of this source tree, byte by byte: every
 --    weight is trained (`trainable="base"`). It is saved as a Hugging Face folder with a byte tokenizer.
 -- 2. LoRA teaches it to answer questions with queries, streamed from that folder under vram= and ram= that
---    are together smaller than its weights.
+--    are together smaller than its weights (on a GPU the pool has the workspace of its kernels besides).
 -- 3. The same steps with every block resident must give the same adapter, to the byte.
 -- 4. The saved adapter, loaded again, must give the same held-out loss.
 --
