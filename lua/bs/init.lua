@@ -1,8 +1,13 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Module "bs": the C part, and `fail`, with which Lua code ends a run with an exit status. Everything
+-- Module "bs": the C part; `fail`, with which Lua code ends a run with an exit status; `log` with a format. Everything
 -- else written in Lua is a module of its own under "bs.", loaded by whoever needs it.
 local bs = require "bs.core"
 
+local write_log <const> = bs.log
+
 bs.fail = require("bs.settings.exit").fail
+
+--- One line that the user is told: on stderr, or to the function of bs.log_to.
+function bs.log(fmt, ...) write_log(fmt:format(...)) end
 
 return bs

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** base.h: what every layer of libbs may use: failure detail, accounted host memory, checked
-** arithmetic, counter-based random numbers, log lines, monotonic time. Any thread may call these;
+** arithmetic, counter-based random numbers, log lines, regular
+** files, monotonic time. Any thread may call these;
 ** bsi_fail writes thread-local state. The layer knows nothing of devices, files or tensors.
 */
 #ifndef BS_BASE_H
@@ -12,6 +13,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #define BSI_PRINTF(a, b) __attribute__((format(printf, a, b)))
 #define BSI_TRY(e)                                                                                     \
@@ -83,6 +85,12 @@ void bsi_fill_uniform(float *to, int64_t first, int64_t n, float bound, const ui
 
 /* A thread that takes no signals. name: at most 15 characters, for debuggers. 0 or errno. */
 int bsi_thread_start(pthread_t *out, void *(*fn)(void *arg), void *arg, const char *name);
+
+/* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
+   sys (may be NULL): errno when open itself failed, else 0. */
+bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
+/* All n bytes at offset, or BS_IO with file, offset, expected and got. */
+bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset);
 
 /* Seconds of the monotonic clock. */
 double bsi_now(void);

@@ -102,6 +102,11 @@ void bsi_log(const char *fmt, ...)
         fprintf(stderr, "bslua: %s\n", line);
 }
 
+void bs_log(const char *line)
+{
+    bsi_log("%s", line);
+}
+
 void bs_cancel(bool on)
 {
     atomic_store(&cancelled, on);

@@ -61,6 +61,7 @@ BS_API bool bs_cancelled(void);
 /* Log lines (fall-backs, warnings) go to fn, or to stderr when fn is NULL. Process-wide. */
 typedef void (*bs_log_fn)(void *ud, const char *line);
 BS_API void bs_log_to(bs_log_fn fn, void *ud);
+BS_API void bs_log(const char *line);
 
 /* ---- host memory accounting ------------------------------------------------------------------ */
 
@@ -91,6 +92,11 @@ BS_API BS_NODISCARD bs_status bs_memory_available(uint64_t *out);
 BS_API BS_NODISCARD bs_status bs_process_memory(uint64_t *now, uint64_t *peak);
 /* Bytes that storage has delivered to this process; false where the system does not count them. */
 BS_API bool bs_process_read_bytes(uint64_t *out);
+
+/* All of a regular file, a zero after it (not counted): free with bs_str_free. limit: the most bytes it may have; 0:
+   any. BS_IO: it cannot be opened or read, or is a folder, device, pipe or socket (none of them is waited for);
+   BS_FORMAT: it is larger. */
+BS_API BS_NODISCARD bs_status bs_file_read(const char *path, size_t limit, char **text, size_t *n);
 
 /* ---- JSON text from outside ------------------------------------------------------------------ */
 

@@ -23,50 +23,6 @@ void bsi_file_refuse_direct(bool on)
     atomic_store(&refuse_direct, on);
 }
 
-bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys)
-{
-    int err = 0;
-    if (sys)
-        *sys = 0;
-    /* O_NONBLOCK: opening a FIFO must not wait for a writer; it means nothing to a regular file. */
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | flags);
-    if (*fd < 0) {
-        err = errno;
-        if (sys)
-            *sys = err;
-        return bsi_fail_sys(BS_IO, err, "file '%s' cannot be opened for reading", path);
-    }
-    if (fstat(*fd, st) != 0)
-        err = errno;
-    if (err == 0 && S_ISREG(st->st_mode))
-        return BS_OK;
-    close(*fd);
-    *fd = -1;
-    if (err)
-        return bsi_fail_sys(BS_IO, err, "file '%s' cannot be examined", path);
-    return bsi_fail(BS_IO, "'%s' is %s, a regular file is needed", path,
-                    S_ISDIR(st->st_mode) ? "a folder" : "a device, pipe or socket");
-}
-
-bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset)
-{
-    size_t got = 0;
-    while (got < n) {
-        ssize_t k = pread(fd, (char *)buf + got, n - got, (off_t)(offset + got));
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k < 0)
-            return bsi_fail_sys(BS_IO, errno, "file '%s': reading %zu bytes at %llu", path, n - got,
-                                (unsigned long long)(offset + got));
-        if (k == 0)
-            return bsi_fail(
-                BS_IO, "file '%s' at %llu: expected %zu bytes, got %zu: it became shorter while in use",
-                path, (unsigned long long)offset, n, got);
-        got += (size_t)k;
-    }
-    return BS_OK;
-}
-
 /* Alignment that direct reads of fd need; 0: the kernel says that there are none. */
 static size_t direct_alignment(int fd)
 {

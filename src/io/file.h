@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** file.h: regular files for the other files of src/io: opening, reading all of a range, and files that
+** file.h: regular files for the other files of src/io: identity, and files that
 ** appear whole or not at all.
 */
 #ifndef BS_IO_FILE_H
@@ -10,13 +10,8 @@
 
 #include <sys/stat.h>
 
-/* open(2) for reading with `flags` added; refuses what is not a regular file. Never blocks on a FIFO.
-   sys (may be NULL): errno when open itself failed, else 0. */
-bs_status bsi_open_regular(const char *path, int flags, struct stat *st, int *fd, int *sys);
 /* Size and identity of an open file. */
 void bsi_file_identify(bsi_file *f, const struct stat *st);
-/* All n bytes at offset, or BS_IO with file, offset, expected and got. */
-bs_status bsi_read_all(int fd, const char *path, void *buf, size_t n, uint64_t offset);
 
 /* A file that replaces `path` when it is complete: written beside it, then renamed. Zero is closed. */
 typedef struct bsi_out {

@@ -36,6 +36,13 @@ static int l_cancelled(lua_State *L)
     return 1;
 }
 
+static int l_log(lua_State *L)
+{
+    bs_log(luaL_checkstring(L, 1));
+    bsl_flushlog(L);
+    return 0;
+}
+
 static int l_log_to(lua_State *L)
 {
     bsl_setlog(L);
@@ -106,6 +113,7 @@ static const luaL_Reg functions[] = {{"build", l_build},
                                      {"hash", l_hash},
                                      {"host_bytes", l_host_bytes},
                                      {"host_peak", l_host_peak},
+                                     {"log", l_log},
                                      {"log_to", l_log_to},
                                      {"now", l_now},
                                      {"tags", l_tags},

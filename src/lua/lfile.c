@@ -293,6 +293,29 @@ static int l_writer_finish(lua_State *L)
     return 0;
 }
 
+/* bs.read_file(path [, most]): an absent or bad file is an answer: nil, message, code. */
+static int l_read_file(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    lua_Integer most = luaL_optinteger(L, 2, 0);
+    luaL_argcheck(L, most >= 0, 2, "a number of bytes >= 0");
+    bsl_box *box = bsl_newtext(L);
+    char *text = NULL;
+    size_t n;
+    bs_status status = bs_file_read(path, (size_t)most, &text, &n);
+    box->h = text;
+    if (status == BS_IO || status == BS_FORMAT) {
+        lua_pushnil(L);
+        bsl_pusherror(L, status, "bs.read_file");
+        lua_pushstring(L, bs_status_name(status));
+        return 3;
+    }
+    bsl_try(L, status, "bs.read_file");
+    lua_pushlstring(L, text, n);
+    bsl_close(box);
+    return 1;
+}
+
 static int l_write_file(lua_State *L)
 {
     size_t n;
@@ -337,6 +360,8 @@ void bsl_open_file(lua_State *L)
     bsl_newtype(L, &writer_type, writer_methods, NULL);
     luaL_newlib(L, functions);
     lua_setfield(L, -2, "safetensors");
+    lua_pushcfunction(L, l_read_file);
+    lua_setfield(L, -2, "read_file");
     lua_pushcfunction(L, l_replace_files);
     lua_setfield(L, -2, "replace_files");
     lua_pushcfunction(L, l_write_file);

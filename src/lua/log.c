@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LOG_LINES = 64, LOG_WIDTH = 512 };
+enum { LOG_LINES = 64, LOG_WIDTH = 1024 };
 
 static struct {
     pthread_mutex_t lock;

@@ -45,7 +45,6 @@ typedef struct bsi_tokjson { /* a reader over one value that is in no tree: voca
     const char *start, *p, *end;
 } bsi_tokjson;
 
-bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_n);
 /* The document without the bulk of model.vocab and model.merges (left empty in it) as a tree, and
    readers for the two (start NULL: absent). The tree ends with bs_json_end. */
 bs_status bsi_tokjson_open(const char *text, size_t n, bs_json *tree, bsi_tokjson *vocab,

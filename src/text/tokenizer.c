@@ -259,7 +259,7 @@ static bs_status read_beside(bs_tok *t, const char *folder, const char *name,
         st = bsi_buf_put(&path, name, strlen(name) + 1);
     if (st != BS_OK || access(path.p, F_OK))
         goto done;
-    st = bsi_file_read(path.p, MAX_FILE, &text, &n);
+    st = bs_file_read(path.p, MAX_FILE, &text, &n);
     if (st != BS_OK)
         goto done;
     st = bsi_tokjson_parse(text, n, &tree);
@@ -296,7 +296,7 @@ static bs_status read_tokenizer(bs_tok *t, const char *path)
     size_t n;
     bs_json tree = {0};
     bsi_tokjson vocab, merges;
-    BSI_TRY(bsi_file_read(path, MAX_FILE, &text, &n));
+    BSI_TRY(bs_file_read(path, MAX_FILE, &text, &n));
     bs_status st = bsi_tokjson_open(text, n, &tree, &vocab, &merges);
     if (st == BS_OK)
         st = read_tree(t, tree.root, &vocab, &merges);

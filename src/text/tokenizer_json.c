@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** tokenizer_json.c: files, and JSON as tokenizer.json has it: some hundred thousand pieces and merges, and a
+** tokenizer_json.c: JSON as tokenizer.json has it: some hundred thousand pieces and merges, and a
 ** small tree of settings. The tree is read by bs_json_parse, as every other JSON text. The two big members,
 ** model.vocab and model.merges, are cut out before and read in place by a scanner of their own, for two
 ** reasons. cJSON's strings end at a zero character, which a piece may hold. And of Gemma 3's file of 33 MB a
@@ -11,37 +11,6 @@
 
 #include <errno.h>
 #include <string.h>
-
-bs_status bsi_file_read(const char *path, size_t limit, char **out, size_t *out_n)
-{
-    bsi_buf b = {0};
-    bs_status st = BS_OK;
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        return bsi_fail_sys(BS_IO, errno, "file '%s' cannot be opened", path);
-    for (size_t got = 1; st == BS_OK && got; b.n += got) {
-        st = bsi_buf_reserve(&b, b.n / 2 + (1 << 16));
-        if (st != BS_OK)
-            break;
-        errno = 0;
-        got = fread(b.p + b.n, 1, b.cap - b.n - 1, f);
-        if (!got && ferror(f))
-            st = bsi_fail_sys(BS_IO, errno, "file '%s' cannot be read", path);
-        else if (b.n + got > limit)
-            st = bsi_fail(BS_FORMAT,
-                          "file '%s' is larger than %zu bytes, the limit for a file of its kind", path,
-                          limit);
-    }
-    fclose(f);
-    if (st != BS_OK) {
-        bsi_buf_free(&b);
-        return st;
-    }
-    b.p[b.n] = 0;
-    *out = b.p;
-    *out_n = b.n;
-    return BS_OK;
-}
 
 bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Failure detail, accounting, random numbers and conversions. */
+/* Failure detail, accounting, random numbers, conversions, files read whole. */
 #include "base/base.h"
 #include <math.h>
 #include <setjmp.h>
@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+#include "tmpdir.h"
 
 static void test_status(void **state)
 {
@@ -87,10 +89,60 @@ static void test_process(void **state)
     (void)bs_process_read_bytes(&read); /* not every kernel counts them */
 }
 
+static void test_file_read(void **state)
+{
+    (void)state;
+    char *text;
+    size_t n;
+    const char *path = tmpdir_put("f", "a\0b", 3);
+    assert_int_equal(bs_file_read(path, 0, &text, &n), BS_OK);
+    assert_int_equal(n, 3);
+    assert_memory_equal(text, "a\0b", 4);
+    bs_str_free(text);
+    assert_int_equal(bs_file_read(path, 3, &text, &n), BS_OK);
+    bs_str_free(text);
+    assert_int_equal(bs_file_read(path, 2, &text, &n), BS_FORMAT);
+    ASSERT_ERROR("has 3 bytes; 2 is the limit");
+    assert_int_equal(bs_file_read(tmpdir_put("empty", "", 0), 0, &text, &n), BS_OK);
+    assert_int_equal(n, 0);
+    assert_string_equal(text, "");
+    bs_str_free(text);
+    /* Its size is 0 for fstat. */
+    assert_int_equal(bs_file_read("/proc/self/status", 0, &text, &n), BS_OK);
+    assert_true(n > 100 && strlen(text) == n);
+    bs_str_free(text);
+    assert_int_equal(bs_file_read("/proc/self/status", 100, &text, &n), BS_FORMAT);
+    ASSERT_ERROR("larger than 100 bytes");
+}
+
+/* Each would wait for ever, or read without an end, when opened as a file. */
+static void test_file_read_refused(void **state)
+{
+    (void)state;
+    char *text;
+    size_t n, before = bs_host_bytes(BS_TAG_MISC);
+    const char *fifo = tmpdir_file("fifo");
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(bs_file_read(fifo, 0, &text, &n), BS_IO);
+    ASSERT_ERROR("a device, pipe or socket, a regular file is needed");
+    assert_int_equal(bs_file_read("/dev/zero", 0, &text, &n), BS_IO);
+    ASSERT_ERROR("a regular file is needed");
+    assert_int_equal(bs_file_read(tmpdir_path, 0, &text, &n), BS_IO);
+    ASSERT_ERROR("is a folder");
+    assert_int_equal(bs_file_read(tmpdir_file("none"), 0, &text, &n), BS_IO);
+    ASSERT_ERROR("none");
+    bsi_alloc_fail_nth(1);
+    assert_int_equal(bs_file_read(tmpdir_put("f", "x", 1), 0, &text, &n), BS_NOMEM);
+    assert_null(text);
+    assert_int_equal(bs_host_bytes(BS_TAG_MISC), before);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_status), cmocka_unit_test(test_memory),
-                                       cmocka_unit_test(test_philox), cmocka_unit_test(test_halves),
-                                       cmocka_unit_test(test_process)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_status),           cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_philox),           cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_process),          cmocka_unit_test(test_file_read),
+        cmocka_unit_test(test_file_read_refused)};
+    return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

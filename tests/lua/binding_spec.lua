@@ -45,6 +45,27 @@ describe("plain functions", function()
     bs.log_to(function() error "no" end)
     bs.log_to(nil)
     assert.error_matches(function() bs.log_to(5) end, "function expected")
+    local lines = {}
+    bs.log_to(function(line) lines[#lines + 1] = line end)
+    bs.log "told"
+    bs.log_to(nil)
+    assert.same({ "told" }, lines)
+  end)
+
+  it("read whole files, and say what is none", function()
+    local path = os.tmpname()
+    bs.write_file(path, "a\0b")
+    assert.equal("a\0b", bs.read_file(path))
+    assert.equal("a\0b", bs.read_file(path, 3))
+    local text, message, code = bs.read_file(path, 2)
+    os.remove(path)
+    assert.is_nil(text)
+    assert.matches("has 3 bytes; 2 is the limit", message, 1, true)
+    assert.equal("format", code)
+    text, message, code = bs.read_file "/dev/zero"
+    assert.is_nil(text)
+    assert.matches("regular file is needed", message, 1, true)
+    assert.equal("io", code)
   end)
 end)
 

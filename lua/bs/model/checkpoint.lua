@@ -2,25 +2,12 @@
 --- A Hugging Face checkpoint folder, read in place: config.json and every tensor's file, dtype, shape
 -- and offset. The index names the files (never a glob); sizes come from the shards' own headers.
 local bs = require "bs"
+local files = require "bs.settings.files"
 
 local checkpoint = {}
 
---- The whole file as a string, or a raised error.
-function checkpoint.read_file(path)
-  local f, message = io.open(path, "rb")
-  if not f then bs.fail("error", "%s", message) end
-  local text = f:read("a")
-  f:close()
-  if not text then bs.fail("error", "%s: cannot be read (is it a folder?)", path) end
-  return text
-end
-
-function checkpoint.read_json(path)
-  local ok, value = pcall(bs.json.decode, checkpoint.read_file(path))
-  if not ok then bs.fail("error", "%s is not JSON: %s", path, tostring(value)) end
-  if type(value) ~= "table" then bs.fail("error", "%s: a JSON object is expected", path) end
-  return value
-end
+--- A whole file as text, and as a JSON object, or a raised error: see bs.settings.files.
+checkpoint.read_file, checkpoint.read_json = files.read, files.json
 
 local function add_shard(self, dir, shard, wanted)
   local path = dir .. "/" .. shard

@@ -1,0 +1,27 @@
+-- SPDX-License-Identifier: Apache-2.0
+--- Small files that are named from outside, read whole: regular files only, up to a size. What cannot be read, or is
+-- not what it should be, ends the script with one line that names the file.
+local core = require "bs.core"
+local exit = require "bs.settings.exit"
+
+local files = {}
+
+-- Larger settings files do not exist; the index of a checkpoint with a million tensors stays below.
+local JSON_MOST <const> = 256 << 20
+
+--- A file as text. most: bytes that it may have; nil: any number.
+function files.read(path, most)
+  local text, message = core.read_file(path, most)
+  if not text then exit.fail("error", "%s", (message:gsub("^bs%.read_file: %w+: ", ""):gsub(" %[%w+%]$", ""))) end
+  return text
+end
+
+--- The table that a file of JSON holds. most: bytes that it may have; nil: 256 MiB.
+function files.json(path, most)
+  local ok, value = pcall(core.json.decode, files.read(path, most or JSON_MOST))
+  if not ok then exit.fail("error", "%s is not JSON: %s", path, tostring(value)) end
+  if type(value) ~= "table" then exit.fail("error", "%s: a JSON object is expected", path) end
+  return value
+end
+
+return files
