@@ -8,6 +8,7 @@ local bs = require "bs"
 local args = require "bs.args"
 local data = require "bs.data"
 local job = require "bs.job"
+local nn = require "bs.nn"
 local budget = require "bs.plan.budget"
 local formats = require "bs.data.formats"
 local loop = require "bs.train.loop"
@@ -42,10 +43,11 @@ local j <close> = job.new {
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"),
 }
 say("plan: %s", j:describe())
+local lengths = nn.rope_lengths(j.model.config)
 local rows, message, status = data.open(cfg.data, {
   vocab = j.model.config.vocab, text = formats.text(cfg.model, j.model.family.chat),
   micro_tokens = cfg.micro_tokens, step_tokens = cfg.pass_tokens, micros = j.cfg.micros, rows = j.cfg.rows,
-  max_refused = cfg.max_refused, on_long = cfg.on_long,
+  max_refused = cfg.max_refused, on_long = cfg.on_long, switch = lengths.switch, positions = lengths.positions,
 })
 if not rows then bs.fail(status, "%s", message) end
 say("%s: %s", cfg.data, rows:describe())

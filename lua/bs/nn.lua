@@ -9,6 +9,7 @@ local nn = {
   -- Reading config.json.
   reader = config.reader, text_config = config.text,
   rope_config = rope.config, inv_freq = rope.inv_freq, rope_switch = rope.switch,
+  rope_lengths = rope.lengths,
   -- Ops under short names.
   rmsnorm = bs.op.rmsnorm, glu = bs.op.glu, act = bs.op.act, softmax = bs.op.softmax,
   columns = bs.op.columns, row_scale = bs.op.row_scale, scale = bs.op.scale,

@@ -131,6 +131,14 @@ describe("a row", function()
   end)
 end)
 
+it("rows beyond the model's positions are used and told", function()
+  many(30, 16)
+  local told = assert(open { positions = 14 }):describe()
+  assert.matches("30 rows, .*; %d of the rows are longer than the 14 positions that the model was made for %(.*:%d",
+    told)
+  assert.is_nil((assert(open { positions = 16 }):describe():find("positions", 1, true)))
+end)
+
 describe("files", function()
   it("that cannot be read are an error of their own", function()
     write(row { 1, 2 })
@@ -190,7 +198,8 @@ describe("steps", function()
       local micros = d:step(step)
       assert.is_true(#micros <= limits.micros)
       for _, m in ipairs(micros) do
-        local at = 0
+        local at, switch = 0, limits.switch or 0
+        for _, len in ipairs(m.row_len) do assert.equal(m.row_len[1] > switch, len > switch) end
         assert.is_true(#m.row_len <= limits.rows and #m.ids <= limits.micro_tokens)
         assert.equal(#m.ids, #m.labels)
         for k, len in ipairs(m.row_len) do
@@ -225,6 +234,8 @@ describe("steps", function()
       { micro_tokens = 16, step_tokens = 64, micros = 6, rows = 3 },
       { micro_tokens = 40, step_tokens = 10, micros = 1, rows = 2 },
       { micro_tokens = 100, step_tokens = 1000000, micros = 1000, rows = 1000 },
+      { micro_tokens = 40, step_tokens = 90, micros = 3, rows = 1000, switch = 7 },
+      { micro_tokens = 40, step_tokens = 40, micros = 1, rows = 1000, switch = 7 },
     } do
       l.seed = 5
       local d = assert(open(l))

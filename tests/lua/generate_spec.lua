@@ -4,6 +4,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local family = require "bs.model.find_family"
+local generation = require "generation"
 local job = require "bs.job"
 local models = require "family_models"
 local sample = require "bs.decode.sample"
@@ -11,30 +12,9 @@ local soft_gate = require "soft_gate"
 local tiny = require "tiny"
 
 local root = tiny.folder("generate")
-local greedy = sample.new { temperature = 0 }
+local greedy = generation.greedy
 
-local function prompts_of(vocab, lengths)
-  local out = {}
-  for i, n in ipairs(lengths) do
-    out[i] = {}
-    for t = 1, n do out[i][t] = bs.hash(string.pack("<i8i8", i, t), 5) % vocab end
-  end
-  return out
-end
-
--- Generate with a choice that also keeps the logits: [row][step] -> array [vocab].
-local function run(j, prompts, max_new, choose)
-  local seen = {}
-  local results, counts = j:generate(prompts, {
-    max_new = max_new, stops = {},
-    choose = function(logits, at, row, step)
-      seen[row] = seen[row] or {}
-      seen[row][step] = logits:slice_rows(at, at)
-      return (choose or greedy)(logits, at, row, step)
-    end,
-  })
-  return results, seen, counts
-end
+local prompts_of, run = generation.prompts, generation.run
 
 -- Every step's logits against a forward of all the tokens before it.
 local function check_against_forward(settings, prompts, results, seen, bound)

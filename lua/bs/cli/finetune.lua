@@ -7,6 +7,7 @@ local data = require "bs.data.loader"
 local job = require "bs.train.job"
 local budget = require "bs.plan.budget"
 local formats = require "bs.data.formats"
+local rope = require "bs.nn.rope"
 local schedule = require "bs.train.schedule"
 
 local finetune = {}
@@ -133,10 +134,11 @@ local function open_job(cfg, given)
 end
 
 local function open_rows(cfg, j, text, path)
+  local lengths = rope.lengths(j.model.config)
   local d, message, status = data.open(path, {
     vocab = j.model.config.vocab, text = text, micro_tokens = cfg.micro_tokens,
     step_tokens = cfg.step_tokens, micros = j.cfg.micros, rows = j.cfg.rows, seed = cfg.seed,
-    max_refused = cfg.max_refused, on_long = cfg.on_long,
+    max_refused = cfg.max_refused, on_long = cfg.on_long, switch = lengths.switch, positions = lengths.positions,
   })
   if not d then bs.fail(status, "%s", message) end
   say("%s: %s", path, d:describe())

@@ -40,6 +40,8 @@ local rules = {
   max_refused = { type = "number", least = 0, most = 1, default = 0.05 },
   on_long = { words = { "drop", "refuse" }, default = "drop" },
   text = { type = "table" },
+  switch = { type = "integer", least = 1 },
+  positions = { type = "integer", least = 1 },
 }
 
 local function settings(files, given)
@@ -70,7 +72,7 @@ end
 
 -- ---- the first reading -----------------------------------------------------------------------
 
-local function drop(reason, where, most)
+local function note(reason, where, most)
   reason.count = reason.count + 1
   if #reason.rows < (most or LISTED) then reason.rows[#reason.rows + 1] = where end
 end
@@ -79,13 +81,14 @@ local function take(self, line, where, offset)
   local s = self.stats
   s.rows = s.rows + 1
   local ids, labels = parse(self, line)
-  if not ids then return drop(s.bad, ("%s: %s"):format(where, labels), TOLD) end
+  if not ids then return note(s.bad, ("%s: %s"):format(where, labels), TOLD) end
   local n = trained(labels)
   if #ids > self.cfg.micro_tokens then
-    return drop(s.too_long, where)
+    return note(s.too_long, where)
   elseif n == 0 then
-    return drop(s.untrained, where)
+    return note(s.untrained, where)
   end
+  if #ids > (self.cfg.positions or MANY) then note(s.beyond, where) end
   self.index[#self.index + 1] = offset << LENGTH_BITS | #ids
   s.tokens, s.trained = s.tokens + #ids, s.trained + n
   s.longest = math.max(s.longest, #ids)
@@ -144,6 +147,8 @@ function loader:describe()
   local text = ("%s: %d rows, %d tokens, %d of them trained, longest row %d"):format(self.format:name(),
     #self.index, s.tokens, s.trained, s.longest)
   if #self.index ~= s.rows then text = text .. "; " .. dropped(self) end
+  local beyond <const> = "of the rows are longer than the %s positions that the model was made for"
+  text = text .. reason_text(s.beyond, beyond:format(self.cfg.positions))
   return #unused == 0 and text or text .. "; fields not used: " .. table.concat(unused, ", ")
 end
 
@@ -166,16 +171,17 @@ end
 -- text (see formats.text; without it rows of input_ids only); step_tokens (of a step at most, default
 -- micro_tokens; only a single row may exceed it), micros (of a step) and rows (of a micro-batch) at most;
 -- seed; max_refused (share of the rows that may be dropped, default 0.05); on_long ("drop", or "refuse"
--- the data). Returns a loader, or nil, a message and the word for bs.fail: "data" when the rows are refused, "error"
--- when a file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad, too_long,
--- untrained = {count, rows = the first of them as "file:line", with the reason where it is bad}.
+-- the data); switch (rows that are longer and those that are not never share a micro-batch) and positions (longer rows
+-- are told), see bs.nn.rope. Returns a loader, or nil, a message and the word for bs.fail: "data" when the rows are
+-- refused, "error" when a file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad,
+-- too_long, untrained, beyond = {count, rows = the first of them as "file:line", with the reason where it is bad}.
 function data.open(files, opts)
   local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
   self.first = { [0] = 1 } -- epoch -> its first step
   self.format = formats.new(self.cfg.vocab, self.cfg.text)
   local function none() return { count = 0, rows = {} } end
   self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(), too_long = none(),
-    untrained = none() }
+    untrained = none(), beyond = none() }
   local ok, message, status = open_files(self)
   if ok then ok, message, status = judge(self) end
   if ok then return self end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- The order of rows and how they are packed: which rows make a step is a function of the seed, the step and the
--- settings alone. o: {micro_tokens, step_tokens, micros, rows}, as data.open has checked them.
+-- settings alone. o: {micro_tokens, step_tokens, micros, rows, switch}, as data.open has checked them.
 local packing = {}
 
 -- The finaliser of splitmix64.
@@ -30,15 +30,16 @@ function packing.permutation(n, seed, epoch)
 end
 
 -- The fullest micro-batch that has room for a row of n tokens (best fit), a new one where none has; nil
--- when none may be added.
+-- when none may be added. Rows on both sides of o.switch are never in one.
 local function place(o, bins, n)
   local best
+  local long = o.switch ~= nil and n > o.switch
   for _, b in ipairs(bins) do
-    if b.left >= n and #b < o.rows and (not best or b.left < best.left) then best = b end
+    if b.left >= n and #b < o.rows and b.long == long and (not best or b.left < best.left) then best = b end
   end
   if not best then
     if #bins >= o.micros then return nil end
-    best = { left = o.micro_tokens }
+    best = { left = o.micro_tokens, long = long }
     bins[#bins + 1] = best
   end
   best.left = best.left - n

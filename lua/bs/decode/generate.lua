@@ -1,7 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Generation: all rows go through the model together, first their prompts, then one token a row and walk. What
 -- a walk cannot hold waits for the next one. A job for it is made with cache = {rows, tokens}.
+--
+-- Where the frequencies of a rotation depend on the length (longrope), a row's own prompt decides and the tokens that
+-- it gets keep the choice: the keys in the cache are rotated by one table, and what a row gets does not depend on its
+-- neighbours or on how its prompt is cut.
 local bs = require "bs"
+local rope = require "bs.nn.rope"
 
 local generate = {}
 
@@ -19,32 +24,47 @@ local function start_rows(prompts, capacity, max_new)
     if #ids + max_new > capacity then
       bs.fail("error", "prompt %d has %d tokens and may get %d more; there is room for %d", i, #ids, max_new, capacity)
     end
-    rows[i] = { index = i, pending = ids, packed = 0, position = 0, new = {} }
+    rows[i] = { index = i, length = #ids, pending = ids, packed = 0, position = 0, new = {} }
   end
   return rows
 end
 
--- Pack what the rows have waiting into at most batch.micros micro-batches. Returns them, and for each a list of
--- its rows; `ends`: this piece is the last of what the row has waiting.
-local function pack(rows, batch)
-  local micros, pieces, room = {}, {}, 0
-  for _, row in ipairs(rows) do
-    while row.packed < #row.pending do
-      local m = micros[#micros]
-      if room == 0 or #m.row_len == batch.rows then
-        if #micros == batch.micros then return micros, pieces end
-        m, room = { row_len = {}, ids = {}, row_id = {}, start = {} }, batch.tokens
-        micros[#micros + 1], pieces[#pieces + 1] = m, {}
-      end
-      local n = math.min(room, #row.pending - row.packed)
-      table.move(row.pending, row.packed + 1, row.packed + n, #m.ids + 1, m.ids)
-      local r = #m.row_len + 1
-      m.row_len[r], m.row_id[r], m.start[r] = n, row.index - 1, row.position
-      row.packed, row.position, room = row.packed + n, row.position + n, room - n
-      pieces[#pieces][r] = { row = row, ends = row.packed == #row.pending }
+-- What a walk takes, and the micro-batch that is being filled.
+local function packer(batch)
+  return { batch = batch, micros = {}, pieces = {}, lengths = {}, room = 0 }
+end
+
+-- As much of what a row has waiting as there is room for. False: the walk is full.
+local function pack_row(p, row)
+  while row.packed < #row.pending do
+    local m = p.micros[#p.micros]
+    if p.room == 0 or #m.row_len == p.batch.rows then
+      if #p.micros == p.batch.micros then return false end
+      m, p.room = { row_len = {}, ids = {}, row_id = {}, start = {} }, p.batch.tokens
+      p.micros[#p.micros + 1], p.pieces[#p.pieces + 1], p.lengths[#p.lengths + 1] = m, {}, row.length
     end
+    local n = math.min(p.room, #row.pending - row.packed)
+    table.move(row.pending, row.packed + 1, row.packed + n, #m.ids + 1, m.ids)
+    local r = #m.row_len + 1
+    m.row_len[r], m.row_id[r], m.start[r] = n, row.index - 1, row.position
+    row.packed, row.position, p.room = row.packed + n, row.position + n, p.room - n
+    p.pieces[#p.pieces][r] = { row = row, ends = row.packed == #row.pending }
   end
-  return micros, pieces
+  return true
+end
+
+-- Pack what the rows have waiting into at most batch.micros micro-batches, rows of one rotation together. Returns
+-- them, for each a list of its rows (`ends`: this piece is the last of what the row has waiting), and the length that
+-- its rotation goes by.
+local function pack(rows, batch, switch)
+  local p = packer(batch)
+  for _, long in ipairs { false, true } do
+    for _, row in ipairs(rows) do
+      if (row.length > switch) == long and not pack_row(p, row) then return p.micros, p.pieces, p.lengths end
+    end
+    p.room = 0
+  end
+  return p.micros, p.pieces, p.lengths
 end
 
 -- After a walk: the next token of every row that has none waiting. Returns the rows that go on.
@@ -77,20 +97,42 @@ local function goes_on(rows, max_new)
   return false
 end
 
+local function count(rows, fn)
+  local n = 0
+  for _, row in ipairs(rows) do n = n + (fn(row) and 1 or 0) end
+  return n
+end
+
+-- Rows that left what the model was made for. position: of the token that comes next.
+local function tell_lengths(rows, lengths)
+  local most, switch = lengths.positions or math.huge, lengths.switch or math.huge
+  local beyond = count(rows, function(row) return row.position > most end)
+  local crossed = count(rows, function(row) return row.length <= switch and row.position > switch end)
+  if beyond > 0 then
+    bs.log("%d of %d rows went beyond the %d positions that the model was made for (max_position_embeddings)", beyond,
+      #rows, most)
+  end
+  if crossed > 0 then
+    bs.log("%d of %d rows grew past %d tokens, where this model's rotation changes (longrope); they kept that of their "
+      .. "prompt", crossed, #rows, switch)
+  end
+end
+
 --- Generate on an instance with a cache. prompts: list of lists of ids. o: {max_new, choose (sample.new), stops =
 -- {id -> true}, on_token(row, id, reason) or nil}. Returns for each prompt {ids (a stop included), reason = "stop" or
--- "length"}, and the numbers of tokens and walks.
+-- "length"}, and the numbers of tokens and walks. Rows that went beyond the model's positions are told (bs.log).
 function generate.run(inst, prompts, o)
   local spec = inst.spec
-  local all = start_rows(prompts, spec.cache.tokens, o.max_new)
+  local all, lengths = start_rows(prompts, spec.cache.tokens, o.max_new), rope.lengths(spec.model.config)
   local rows, tokens, walks = all, 0, 0
   while #rows > 0 do
-    local micros, pieces = pack(rows, spec.batch)
-    local logits = inst:decode(micros, { next = goes_on(rows, o.max_new) })
+    local micros, pieces, by = pack(rows, spec.batch, lengths.switch or math.huge)
+    local logits = inst:decode(micros, { lengths = by, next = goes_on(rows, o.max_new) })
     walks = walks + 1
     for _, m in ipairs(micros) do tokens = tokens + #m.ids end
     rows = choose(rows, logits, pieces, o)
   end
+  tell_lengths(all, lengths)
   local out = {}
   for i, row in ipairs(all) do out[i] = { ids = row.new, reason = row.reason } end
   return out, { tokens = tokens, walks = walks }

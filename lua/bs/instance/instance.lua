@@ -126,7 +126,8 @@ local function walk(self, micros, o)
   if o.mode == "loss" and labelled == 0 then bs.fail("error", "no labelled token to evaluate") end
   pass.run(self, self.spec.walk_program, {
     micros = #micros, labelled = math.max(labelled, 1), train = false, step = 0, head = self.head and o.mode,
-    lowest = self.spec.model.config.layers, observe = o.observe, prepare = o.prepare, cache = o.cache, next = o.next,
+    lowest = self.spec.model.config.layers, observe = o.observe, prepare = o.prepare, cache = o.cache,
+    lengths = o.lengths, next = o.next,
   })
   if not self.head then return self.engine:wait() end
   if o.mode == "loss" then return self.head:loss(), labelled end
@@ -148,12 +149,14 @@ local walk_rules <const> = {
 function methods:walk(micros, o) return walk(self, micros, options.read("walk: ", o, walk_rules)) end
 
 --- Walk of rows that go on: a micro-batch also holds row_id (rows of the cache, from 0) and start (the position of
--- each row's first token; all earlier ones have been decoded). o.next: another decode follows. Returns what a walk
--- for "last" does.
+-- each row's first token; all earlier ones have been decoded). o.next: another decode follows. o.lengths: for each
+-- micro-batch the tokens that a rotation which depends on the length goes by (default: its longest row so far); a row
+-- must keep to one table, since earlier keys are in the cache as they were rotated. Returns what a walk for "last"
+-- does.
 function methods:decode(micros, o)
-  o = options.read("decode: ", o, { next = { type = "boolean" } })
+  o = options.read("decode: ", o, { next = { type = "boolean" }, lengths = { type = "table" } })
   if not self.cache then bs.fail("usage", "decode: the job was made without cache=") end
-  return walk(self, micros, { mode = "last", cache = self.cache, next = o.next })
+  return walk(self, micros, { mode = "last", cache = self.cache, lengths = o.lengths, next = o.next })
 end
 
 --- Drop what a failed pass has left: visits that are on their way, gradients so far.

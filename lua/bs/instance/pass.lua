@@ -12,6 +12,8 @@
 --   input_gradient  fn(layer) -> is the gradient of the layer's input wanted? (with a backward pass only)
 --   observe         fn(kind, layer, micro, array), sees hidden states; or nil
 --   prepare         fn(layer, micro), is called before the ops of a layer are issued; or nil
+--   lengths         of micro-batch j at [j + 1]: the tokens that a rotation which depends on the length goes by; or
+--                   nil: its longest row
 --   cache           keys and values of earlier tokens; or nil
 --   next            the same program follows: it is pushed before the last visits
 --   cyclic          slots are given as if the same program followed, whether it is pushed yet or not

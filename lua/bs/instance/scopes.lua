@@ -39,9 +39,10 @@ local function attend_cached(inst, p, ctx)
 end
 
 -- What stages see of micro-batch j beside their arguments. One for all visits of a pass; only `layer` changes.
--- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows.
+-- A rotation whose frequencies depend on the length goes by the longest row of the micro-batch, for all rows, or by
+-- what the pass says.
 local function context(inst, p, j)
-  local longest = inst.batch:longest(j)
+  local longest = p.lengths and p.lengths[j + 1] or inst.batch:longest(j)
   local function rotation(name)
     local r = inst.rotations[name or "default"]
     return longest > r.most and r.long or r.short

@@ -85,6 +85,25 @@ end
 -- first table is for, or nil where one table serves all.
 function rope.switch(spec) return spec.type == "longrope" and spec.old or nil end
 
+-- Positions that a rotation is made for. The config of a scaled one may still give those of the model before.
+local function positions(spec)
+  if not spec.said then return nil end
+  local scaled = (spec.type == "linear" or spec.type == "yarn") and spec.factor and spec.old * spec.factor or 0
+  return math.max(spec.max_position, math.floor(scaled))
+end
+
+--- What the rotations of a family's numbers say of the length of a row: {switch = the least of rope.switch,
+-- positions = how many positions the model was made for}; nil where they do not say it.
+function rope.lengths(c)
+  local out = {}
+  local function least(key, n) if n then out[key] = math.min(out[key] or n, n) end end
+  for _, spec in pairs(c.ropes or { c.rope }) do
+    least("switch", rope.switch(spec))
+    least("positions", positions(spec))
+  end
+  return out
+end
+
 --- Inverse frequencies of a spec config: a list of dim/2 numbers and the factor of cos and sin. longest:
 -- tokens of the forward's longest row (see rope.switch). Su et al. 2021 (default), Peng et al. 2023 (yarn).
 function rope.inv_freq(spec, longest)
@@ -138,6 +157,7 @@ function rope.config(hf, head_dim, defaults)
     truncate = key("truncate", true) ~= false,
     attention_factor = at_least_0("attention_factor"), mscale = at_least_0("mscale"),
     mscale_all_dim = at_least_0("mscale_all_dim"), max_position = max_pos,
+    said = present(key("max_position_embeddings")), -- max_position is no default
     short_factor = key("short_factor"), long_factor = key("long_factor"),
     old = present(hf.original_max_position_embeddings) and hf.original_max_position_embeddings
       or key("original_max_position_embeddings", max_pos),
