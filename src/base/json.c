@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 const bs_json_rules bsi_json_header = {.depth = BSI_JSON_HEADER_DEPTH, .counts = true};
 
@@ -96,8 +97,13 @@ static bool scan_plain(scan *s)
             return refuse(s, "zero byte");
         if ((c < 0x20 || c > 0x7E) && !s->lax)
             return refuse(s, "character that does not belong to JSON");
+        if (s->counts && s->n - s->at >= 4 && memcmp(s->s + s->at, "null", 4) == 0) {
+            s->at += 4;
+            return true;
+        }
         if (s->counts && !digit(s, s->at))
-            return refuse(s, "only strings, arrays, objects and non-negative integers belong here");
+            return refuse(s,
+                          "only strings, arrays, objects, null and non-negative integers belong here");
         /* cJSON takes any digits: 007 would be another way to write a number that is known. */
         if (s->counts && c == '0' && digit(s, s->at + 1) && (s->at == 0 || !digit(s, s->at - 1)))
             return refuse(s, "number with a leading zero");
@@ -158,6 +164,19 @@ static size_t skip_space(const char *text, size_t n, size_t at, bool lax)
     return at;
 }
 
+/* What is often found in the place of a file of JSON. */
+static const char *not_json(const char *text, size_t n)
+{
+    static const char lfs[] = "version https://git-lfs", page[] = "<!DOCTYPE", html[] = "<html";
+    size_t at = skip_space(text, n, 0, true);
+    if (n >= sizeof lfs - 1 && memcmp(text, lfs, sizeof lfs - 1) == 0)
+        return "a Git LFS pointer, not the data: run 'git lfs pull' in its repository";
+    if ((n - at >= sizeof page - 1 && strncasecmp(text + at, page, sizeof page - 1) == 0) ||
+        (n - at >= sizeof html - 1 && strncasecmp(text + at, html, sizeof html - 1) == 0))
+        return "an HTML page, perhaps a login or error page: download it again";
+    return NULL;
+}
+
 bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, const char *what,
                         bs_json *out)
 {
@@ -170,6 +189,9 @@ bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, 
               .most = rules->depth ? BSI_MIN(rules->depth, BS_JSON_DEPTH) : BS_JSON_DEPTH,
               .counts = rules->counts,
               .lax = rules->lax};
+    const char *other = not_json(text, n);
+    if (other)
+        return bsi_fail(BS_FORMAT, "%s%s%s", what ? what : "", what ? ": " : "", other);
     if (!scan_text(&s))
         return wrong(what, text, s.at, s.problem);
 

@@ -329,6 +329,8 @@ static bs_status walk(bs_safetensors *st, const cJSON *root)
             if (metadata)
                 return bsi_fail(BS_FORMAT, "file '%s': __metadata__ is given twice", st->path);
             metadata = true;
+            if (cJSON_IsNull(c))
+                continue; /* as the format's own reader takes it: there is none */
             BSI_TRY(read_metadata(st, c));
             continue;
         }

@@ -104,6 +104,9 @@ static void test_accepted(void **state)
     accepted("{}", 0, 0);
     accepted("{ }\n", 0, 0);
     accepted("{\"__metadata__\":{}}", 0, 0);
+    accepted("{\"__metadata__\":null}", 0, 0);
+    accepted("{\"__metadata__\":null,\"s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+             1);
     accepted("{\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, 1);
     accepted("{\"s\":{\"dtype\":\"F4\",\"shape\":[3,2],\"data_offsets\":[0,3]}}", 3, 1);
     accepted("{\"s\":{\"dtype\":\"F6_E2M3\",\"shape\":[4],\"data_offsets\":[0,3],\"x\":[1]}}", 3, 1);
@@ -142,7 +145,10 @@ static void test_tensor_rules(void **state)
         {T("\"dtype\":\"U8\",\"shape\":[1.0]," OFF01), 1, "non-negative integers"},
         {T("\"dtype\":\"U8\",\"shape\":[1e0]," OFF01), 1, "non-negative integers"},
         {T("\"dtype\":\"U8\",\"shape\":[01]," OFF01), 1, "leading zero"},
-        {T("\"dtype\":\"U8\",\"shape\":[null]," OFF01), 1, "non-negative integers"},
+        {T("\"dtype\":\"U8\",\"shape\":[null]," OFF01), 1, "dimension 1 is not an integer"},
+        {T("\"dtype\":\"U8\",\"shape\":null," OFF01), 1, "'shape' is not an array"},
+        {T("\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[null,1]"), 1, "not a pair"},
+        {"{\"x\":null}", 1, "not an object"},
         {T("\"dtype\":\"U8\",\"shape\":[9007199254740992,0]," OFF01), 1, "2^53 - 1"},
         {T("\"dtype\":\"U8\",\"shape\":[9007199254740993]," OFF01), 1, "2^53 - 1"},
         {T("\"dtype\":\"U8\",\"shape\":[99999999999999999999999999]," OFF01), 1, "2^53 - 1"},
@@ -198,6 +204,9 @@ static void test_json_rules(void **state)
     refused("{\"__metadata__\":{\"a\":1}}", 0, "__metadata__ 'a' is not a string");
     refused("{\"__metadata__\":{\"a\":\"1\",\"b\":\"\",\"a\":\"1\"}}", 0, "'a' is given twice");
     refused("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "given twice");
+    refused("{\"__metadata__\":null,\"__metadata__\":null}", 0, "given twice");
+    refused("{\"__metadata__\":nul}", 0, "non-negative integers");
+    refused("{\"__metadata__\":{\"a\":null}}", 0, "__metadata__ 'a' is not a string");
     char deep[200] = "{\"a\":";
     memset(deep + 5, '[', 100);
     refused(deep, 0, "nested too deeply");

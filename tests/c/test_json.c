@@ -26,9 +26,9 @@ static bool parses(const char *s, bool uints)
 static void test_parse(void **state)
 {
     (void)state;
-    static const char *const good[] = {"{}", "[]", "1", " {\"a\" : [1, 2,\t3]}\r\n",
-                                       "\"\\u00e9\\\\\\\"\""};
-    static const char *const general[] = {"true", "null", "-1.5e3", "{\"a\":[false]}"};
+    static const char *const good[] = {
+        "{}", "[]", "1", " {\"a\" : [1, 2,\t3]}\r\n", "\"\\u00e9\\\\\\\"\"", "null", "{\"a\":null}"};
+    static const char *const general[] = {"true", "-1.5e3", "{\"a\":[false]}"};
     static const char *const bad[] = {"",
                                       " ",
                                       "{",
