@@ -12,6 +12,7 @@ function M.config(hf)
   local c = r.decoder { heads = 16, kv_heads = 16, head_dim = 256, tied = true }
   if r.get("hidden_activation", false) then
     c.act = r.act("hidden_activation")
+    r.no_effect "hidden_act"
   else -- older files say "gelu" and mean the tanh form
     r.want("hidden_act", { "gelu", "gelu_pytorch_tanh" }, "gelu")
     c.act = "gelu_tanh"

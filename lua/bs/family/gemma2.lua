@@ -11,6 +11,7 @@ function M.config(hf)
   local r = nn.reader(hf, "gemma2")
   local c = r.decoder { heads = 8, kv_heads = 4, head_dim = 256, tied = true }
   c.act, c.bias = r.act("hidden_activation", "gelu_pytorch_tanh"), r.flag("attention_bias", false)
+  r.no_effect "hidden_act"
   c.scale = r.number("query_pre_attn_scalar", 256) ^ -0.5
   c.softcap = r.number("attn_logit_softcapping", 50.0, 0)
   c.final_softcap = r.number("final_logit_softcapping", 30.0, 0)

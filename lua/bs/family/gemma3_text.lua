@@ -10,14 +10,16 @@ local M = nn.decoder { model_types = { "gemma3_text" } }
 
 -- Both layouts: one table a kind of layer, or flat keys that describe the full layers.
 local function ropes(hf, r, head_dim)
-  local by_kind = type(hf.rope_parameters) == "table" and hf.rope_parameters or {}
-  local full, sliding = by_kind.full_attention, by_kind.sliding_attention
-  if (full == nil) ~= (sliding == nil) then
+  local by_kind = nn.reader(type(hf.rope_parameters) == "table" and hf.rope_parameters or {}, "gemma3_text")
+  local full, sliding = by_kind.get("full_attention", false), by_kind.get("sliding_attention", false)
+  if (full == false) ~= (sliding == false) then
     bs.fail("error", "config.json: 'rope_parameters' has only one of full_attention and sliding_attention")
   end
-  full = full and { rope_parameters = full, max_position_embeddings = hf.max_position_embeddings } or hf
-  sliding = sliding and { rope_parameters = sliding }
-    or { rope_theta = r.number("rope_local_base_freq", 10000.0) }
+  full = full and {
+    rope_parameters = full, rope_theta = hf.rope_theta, max_position_embeddings = hf.max_position_embeddings,
+  } or hf
+  local base = r.number("rope_local_base_freq", 10000.0)
+  sliding = sliding and { rope_parameters = sliding, rope_theta = hf.rope_local_base_freq } or { rope_theta = base }
   return {
     full = nn.rope_config(full, head_dim, { theta = 1000000.0 }),
     sliding = nn.rope_config(sliding, head_dim),
@@ -33,10 +35,11 @@ function M.config(hf)
   }
   c.act, c.bias = r.act("hidden_activation", "gelu_pytorch_tanh"), r.flag("attention_bias", false)
   r.want("use_bidirectional_attention", { false }, false)
+  r.no_effect "hidden_act"
   c.scale = r.number("query_pre_attn_scalar", 256) ^ -0.5
   c.final_softcap = r.number("final_logit_softcapping", 0)
   c.window = r.window("sliding_window", 4096)
-  local every = r.count("sliding_window_pattern", 6)
+  local every = r.count("sliding_window_pattern", r.count("_sliding_window_pattern", 6))
   c.sliding = r.sliding(c.layers, function(i) return (i + 1) % every ~= 0 end)
   c.embed_scale, c.norm_one_plus = math.sqrt(c.channels), true
   c.ropes = ropes(hf, r, c.head_dim)

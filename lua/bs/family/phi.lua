@@ -8,8 +8,8 @@ local M = nn.decoder { model_types = { "phi" } }
 --- The numbers that the family uses, from a config.json table.
 function M.config(hf)
   local r = nn.reader(hf, "phi")
-  local c = r.decoder {}
-  c.act, c.eps = r.act("hidden_act", "gelu_new"), r.number("layer_norm_eps", 1e-5)
+  local c = r.decoder { eps_key = "layer_norm_eps", eps = 1e-5 }
+  c.act = r.act("hidden_act", "gelu_new")
   c.qk_norm = r.flag("qk_layernorm", false)
   c.rope = nn.rope_config(hf, c.head_dim, { partial = 0.5 })
   return c

@@ -13,7 +13,8 @@ function M.config(hf)
   c.act = r.act("hidden_act", "silu")
   c.bias = true -- of q, k and v; o has none
   c.rope = nn.rope_config(hf, c.head_dim)
-  c.window = r.flag("use_sliding_window", false) and r.window("sliding_window", 4096) or 0
+  local window = r.window("sliding_window", 4096)
+  c.window = r.flag("use_sliding_window", false) and window or 0
   local first = r.window("max_window_layers", 28)
   c.sliding = r.sliding(c.layers, function(i) return i >= first end)
   return c

@@ -15,7 +15,9 @@ function M.config(hf)
     vocab = 151936, channels = 4096, hidden = 22016, layers = 32, heads = 32, kv_heads = 32, head_dim = 128,
   }
   c.act, c.bias = r.act("hidden_act", "silu"), r.flag("attention_bias", false)
-  c.rope = nn.rope_config(text, c.head_dim, { theta = 500000.0 })
+  c.rope = nn.rope_config(text, c.head_dim, {
+    theta = 500000.0, no_effect = { "mrope_section", "mrope_interleaved" },
+  })
   return c
 end
 

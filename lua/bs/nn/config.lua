@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Reading config.json for a family, with clear errors.
 local bs = require "bs"
+local reads = require "bs.nn.reads"
 
 local config = {}
 
@@ -20,7 +21,7 @@ end
 function config.present(v) return v ~= nil and v ~= bs.json.null end
 
 --- A value as messages show it.
-function config.shown(v) return type(v) == "table" and bs.json.encode(v) or tostring(v) end
+function config.shown(v) return type(v) == "table" and bs.json.encode(reads.plain(v)) or tostring(v) end
 
 --- End: a key has a value that is not expected.
 function config.wrong(key, v, expected)
@@ -29,12 +30,17 @@ end
 
 local shown, listed, wrong = config.shown, config.listed, config.wrong
 
--- Larger sizes are refused: a product of two then fits an integer.
-local MAX_COUNT <const> = 0x7FFFFFFF
+-- Larger sizes are refused: a product of two then fits an integer. Lists of layers are made before the checkpoint says
+-- how many there can be.
+local MAX_COUNT <const>, MAX_LAYERS <const> = 0x7FFFFFFF, 1 << 16
+
+--- The word that bs.op.act and bs.op.glu take for an activation as config.json names it, or nil.
+function config.act_word(name) return act_of[name] end
 
 -- Which layers have the window: a list from 0 on, by `layer_types` if it is there, else rule(i).
 local function sliding(r, layers, rule)
   local kinds, out = r.get("layer_types", false), {}
+  if layers > MAX_LAYERS then wrong("num_hidden_layers", layers, "at most " .. MAX_LAYERS) end
   if kinds and (type(kinds) ~= "table" or #kinds ~= layers) then
     wrong("layer_types", type(kinds) == "table" and #kinds .. " kinds" or kinds, "a list of " .. layers)
   end
@@ -48,14 +54,17 @@ local function sliding(r, layers, rule)
   return out
 end
 
--- The sizes that every decoder has; d: the family's own defaults of keys that it may leave out.
+-- The sizes that every decoder has; d: the family's own defaults of keys that it may leave out, and `eps_key`, its name
+-- for the norms' epsilon.
 local function decoder(r, d)
   local c = {
     vocab = r.count("vocab_size", d.vocab), channels = r.count("hidden_size", d.channels),
     hidden = r.count("intermediate_size", d.hidden), layers = r.count("num_hidden_layers", d.layers),
-    heads = r.count("num_attention_heads", d.heads), eps = r.number("rms_norm_eps", d.eps or 1e-6),
+    heads = r.count("num_attention_heads", d.heads), eps = r.number(d.eps_key or "rms_norm_eps", d.eps or 1e-6),
     tied = r.flag("tie_word_embeddings", d.tied or false),
   }
+  c.eps_key = d.eps_key or "rms_norm_eps"
+  if c.layers > MAX_LAYERS then wrong("num_hidden_layers", c.layers, "at most " .. MAX_LAYERS) end
   local even = c.channels // c.heads
   c.kv_heads = r.count("num_key_value_heads", d.kv_heads or c.heads, c.heads)
   c.head_dim = r.count("head_dim", d.head_dim or even, even)
@@ -67,9 +76,10 @@ local function decoder(r, d)
 end
 
 --- Reader of a config.json table for a family. A key whose default is nil must be there; null counts as
--- absent, unless a value for null is given.
+-- absent, unless a value for null is given. What it reads is noted (reads.lua).
 function config.reader(hf, family)
   local r = {}
+  hf = reads.over(hf)
   function r.get(key, default, null)
     local v = hf[key]
     if v == bs.json.null then v = null end
@@ -114,6 +124,10 @@ function config.reader(hf, family)
     return v
   end
 
+  function r.no_effect(...) -- keys that the authors' program has and does not compute with
+    for _, key in ipairs { ... } do reads.note(hf, key) end
+  end
+
   function r.sliding(layers, rule) return sliding(r, layers, rule) end
   function r.decoder(defaults) return decoder(r, defaults) end
   return r
@@ -124,10 +138,8 @@ function config.text(hf)
   if type(hf.text_config) ~= "table" or hf.text_config == bs.json.null then
     bs.fail("error", "config.json: 'text_config' is missing; a %s model keeps its decoder there", hf.model_type)
   end
-  local text = {}
-  for key, value in pairs(hf.text_config) do text[key] = value end
-  text.tie_word_embeddings = hf.tie_word_embeddings
-  return text
+  local tied = hf.tie_word_embeddings
+  return reads.over(hf.text_config, { tie_word_embeddings = tied == nil and bs.json.null or tied })
 end
 
 return config

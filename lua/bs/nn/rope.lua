@@ -2,6 +2,7 @@
 --- Rotary frequencies: from a config.json in any published layout to the numbers that a rotation is made of.
 local bs = require "bs"
 local config = require "bs.nn.config"
+local reads = require "bs.nn.reads"
 
 local rope = {}
 local present, shown, listed, wrong = config.present, config.shown, config.listed, config.wrong
@@ -118,20 +119,65 @@ function rope.inv_freq(spec, longest)
   return kind(spec, f, longest or 1)
 end
 
+-- Keys of `rope_scaling` or `rope_parameters` that every type has, and those that one reads besides.
+local common = { "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings" }
+local at_top = { -- keys that may stand beside the object, too
+  rope_theta = true, partial_rotary_factor = true, original_max_position_embeddings = true,
+  max_position_embeddings = true,
+}
+local uses = {
+  linear = { "factor" }, llama3 = { "factor", "low_freq_factor", "high_freq_factor" },
+  yarn = { "factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim" },
+  longrope = { "factor", "attention_factor", "short_factor", "long_factor" },
+}
+
+-- What is said twice must be said alike: nobody could know which of them a checkpoint was made with.
+local function agree(key, a, b, at_a, at_b)
+  if present(a) and present(b) and shown(a) ~= shown(b) and a ~= b then
+    bs.fail("error", "config.json: '%s' is %s in %s and %s in %s; leave the wrong one out", key, shown(a), at_a,
+      shown(b), at_b)
+  end
+end
+
+-- The object of rotary parameters: `rope_scaling` if not empty, else `rope_parameters`; {} where there is none.
+local function parameters(hf)
+  local found, at = {}, nil
+  for _, name in ipairs { "rope_scaling", "rope_parameters" } do
+    local v = hf[name]
+    if present(v) and type(v) ~= "table" then wrong(name, v, "an object") end
+    v = present(v) and reads.plain(v) or {}
+    if at then
+      for key, value in pairs(v) do agree(key, found[key], value, at, name) end
+    elseif next(v) then
+      found, at = v, name
+    end
+  end
+  if at then
+    for _, key in ipairs { "rope_theta", "partial_rotary_factor" } do
+      agree(key, found[key], hf[key], at, "config.json itself")
+    end
+  end
+  return found
+end
+
+-- Note what the type computes with; `type` is an older name of `rope_type`.
+local function note(p, kind, no_effect)
+  if not next(p) then return end
+  for _, list in ipairs { common, uses[kind] or {}, no_effect or {} } do
+    for _, key in ipairs(list) do reads.note(p, key) end
+  end
+  if not present(p.rope_type) or p.rope_type == p.type then reads.note(p, "type") end
+end
+
 --- Rotary parameters of a config in any published layout: `rope_scaling` if not empty, else
 -- `rope_parameters`, else the top-level keys.
 -- Returns {type, theta, dim, ...} for rope.inv_freq. head_dim: entries of a head. defaults: the family's
--- {theta, partial} and `names`, its own words for types {word = type}.
+-- {theta, partial} and `names`, its own words for types {word = type}, `no_effect`, keys that it does not compute with.
 function rope.config(hf, head_dim, defaults)
-  local p, d = {}, defaults or {}
-  for _, name in ipairs { "rope_parameters", "rope_scaling" } do
-    local v = hf[name]
-    if present(v) and type(v) ~= "table" then wrong(name, v, "an object") end
-    if present(v) and next(v) then p = v end
-  end
+  local p, d = parameters(hf), defaults or {}
   local function key(name, default)
     if present(p[name]) then return p[name] end
-    if present(hf[name]) then return hf[name] end
+    if at_top[name] and present(hf[name]) then return hf[name] end
     return default
   end
   local function at_least_0(name, default)
@@ -149,8 +195,10 @@ function rope.config(hf, head_dim, defaults)
       .. "to rotate", tostring(partial), head_dim)
   end
   if theta <= 0 then wrong("rope_theta", theta, "a positive number") end
+  kind = d.names and d.names[kind] or kind
+  note(p, kind, d.no_effect)
   local spec = {
-    type = d.names and d.names[kind] or kind, theta = theta,
+    type = kind, theta = theta,
     dim = math.floor(head_dim * partial),
     factor = at_least_0("factor"), low = at_least_0("low_freq_factor"), high = at_least_0("high_freq_factor"),
     beta_fast = at_least_0("beta_fast", 32.0), beta_slow = at_least_0("beta_slow", 1.0),
