@@ -3,20 +3,31 @@
 -- and offset. The index names the files (never a glob); sizes come from the shards' own headers.
 local bs = require "bs"
 local files = require "bs.settings.files"
+local folder = require "bs.model.folder"
+local quantised = require "bs.model.quantised"
+local tell = require "bs.model.tell"
 
 local checkpoint = {}
+
+-- Published files have kilobytes; what is read takes a multiple of its text's memory.
+local CONFIG_MOST <const>, INDEX_MOST <const> = 4 << 20, 256 << 20
 
 --- A whole file as text, and as a JSON object, or a raised error: see bs.settings.files.
 checkpoint.read_file, checkpoint.read_json = files.read, files.json
 
+-- Tensors that the index gives to another shard are stale copies; those that it does not name at all are kept apart.
 local function add_shard(self, dir, shard, wanted)
   local path = dir .. "/" .. shard
   local file, message = bs.safetensors.open(path)
   if not file then bs.fail("error", "%s", message) end
   for _, t in ipairs(file:tensors()) do
+    t.path = path
     if wanted == nil or wanted[t.name] == shard then
-      t.path = path
       self.tensors[t.name] = t
+    elseif wanted[t.name] == nil then
+      self.unlisted[t.name] = t
+    else
+      self.stale[#self.stale + 1] = t.name
     end
   end
   self.files[#self.files + 1] = path
@@ -24,7 +35,7 @@ local function add_shard(self, dir, shard, wanted)
 end
 
 local function open_sharded(self, dir, index_path)
-  local index = checkpoint.read_json(index_path)
+  local index = checkpoint.read_json(index_path, INDEX_MOST)
   local map = index.weight_map
   if type(map) ~= "table" or not next(map) then
     bs.fail("error", "%s: 'weight_map' is missing or empty", index_path)
@@ -43,7 +54,10 @@ local function open_sharded(self, dir, index_path)
   table.sort(shards)
   local missing = {}
   for _, shard in ipairs(shards) do
-    if not bs.is_file(dir .. "/" .. shard) then missing[#missing + 1] = shard end
+    if not bs.is_file(dir .. "/" .. shard) then
+      local why = folder.not_a_file(dir, shard)
+      missing[#missing + 1] = why and ("%s (%s)"):format(shard, why:sub(#dir + #shard + 3)) or shard
+    end
   end
   if #missing > 0 then
     bs.fail("error", "%s names files that are not there: %s; download them again", index_path,
@@ -57,22 +71,38 @@ local function open_sharded(self, dir, index_path)
   end
 end
 
---- Open a folder. Returns {dir, config, tensors = {name -> {path, dtype, dims, offset, bytes}}, files}.
-function checkpoint.open(dir)
-  dir = dir:gsub("/+$", "")
-  local self = { dir = dir, tensors = {}, files = {} }
-  if not bs.is_file(dir .. "/config.json") then
-    bs.fail("error", "%s: there is no config.json; model= must name a Hugging Face checkpoint folder", dir)
+-- Tell what of the folder's weights is not read.
+local function tell_rest(self, index)
+  local read = {}
+  for _, path in ipairs(self.files) do read[path:match("[^/]*$")] = true end
+  if read["model.safetensors"] and bs.is_file(index) then
+    tell.once("%s: model.safetensors is read, and not the shards of the index beside it", self.dir)
   end
-  self.config = checkpoint.read_json(dir .. "/config.json")
+  if #self.stale > 0 then
+    table.sort(self.stale)
+    tell.once("%s: %d tensors are in several files (%s); those of the files that the index names are read", self.dir,
+      #self.stale, tell.names(self.stale))
+  end
+  folder.tell_others(self.dir, read)
+end
+
+--- Open a folder. Returns {dir, config, tensors = {name -> {path, dtype, dims, offset, bytes}}, files, unlisted,
+-- stale}. unlisted: like tensors, those in the shards that the index does not name; stale: names that the index gives
+-- to another shard. Neither is read.
+function checkpoint.open(dir)
+  dir = #dir > 1 and dir:gsub("/+$", "") or dir
+  local self = { dir = dir, tensors = {}, files = {}, unlisted = {}, stale = {} }
+  if not bs.is_file(dir .. "/config.json") then folder.no_config(dir) end
+  self.config = checkpoint.read_json(dir .. "/config.json", CONFIG_MOST)
   local index = dir .. "/model.safetensors.index.json"
   if bs.is_file(dir .. "/model.safetensors") then
     add_shard(self, dir, "model.safetensors")
   elseif bs.is_file(index) then
     open_sharded(self, dir, index)
   else
-    bs.fail("error", "%s: neither model.safetensors nor model.safetensors.index.json is there", dir)
+    folder.no_weights(dir)
   end
+  tell_rest(self, index)
   return self
 end
 
@@ -102,23 +132,40 @@ end
 
 local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
 
---- The entry of a tensor, checked against the shape that the config implies.
-function checkpoint.tensor(self, name, dims)
-  local t = self.tensors[name]
-  if not t then
-    bs.fail("error", "%s: tensor '%s' %s is missing; config.json asks for it", self.dir, name, shape(dims))
-  end
+--- An entry, checked: it is stored as what can be computed with, and has the shape that the config implies.
+function checkpoint.check_tensor(self, t, dims)
   if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
-    bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", t.path, name,
-      t.dtype)
+    local what = quantised.beside(self.tensors, t.name)
+    bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported%s", t.path, t.name, t.dtype,
+      what and ". " .. what or "")
   end
   local same = #t.dims == #dims
   for i = 1, same and #dims or 0 do same = same and t.dims[i] == dims[i] end
   if not same then
-    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s", t.path, name, shape(t.dims),
+    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s", t.path, t.name, shape(t.dims),
       shape(dims))
   end
   return t
+end
+
+-- A tensor whose name differs from one by what stands before it, as programs that wrap a model write it; or nil.
+local function other_prefix(self, name)
+  local inner, found = name:match("^[^.]*%.(.*)$"), nil
+  for other in pairs(self.tensors) do
+    local like = other == inner or other:sub(-#name - 1) == "." .. name
+    if like and (not found or other < found) then found = other end
+  end
+  return found and ("It has '%s': its names have another prefix"):format(found)
+end
+
+--- The entry of a tensor by its name, checked likewise.
+function checkpoint.tensor(self, name, dims)
+  local t = self.tensors[name]
+  if t then return checkpoint.check_tensor(self, t, dims) end
+  local what = quantised.beside(self.tensors, name)
+    or self.unlisted[name] and "It is in a shard, but the index does not name it" or other_prefix(self, name)
+  bs.fail("error", "%s: tensor '%s' %s is missing; config.json asks for it%s", self.dir, name, shape(dims),
+    what and ". " .. what or "")
 end
 
 return checkpoint
