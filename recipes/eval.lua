@@ -17,6 +17,9 @@ local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },
   data = { "", "rows, JSON lines" },
   adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
+  ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
+  check = { "sampled", "full: compare all rows of a head that is stored beside the embedding it is tied to",
+    { "sampled", "full" } },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
@@ -37,7 +40,8 @@ local function say(fmt, ...)
 end
 
 local j <close> = job.new {
-  model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
+  model = cfg.model, ignore = cfg.ignore, check = cfg.check, trainable = "none", device = cfg.device,
+  adapter = cfg.adapter ~= "" and cfg.adapter or nil,
   dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
   micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"),

@@ -27,6 +27,9 @@ local cfg = args.parse(arg, {
   top_p = { 1.0, "draw among the most probable that have this share together", 0, 1 },
   min_p = { 0.0, "draw among those with this share of the highest probability at least", 0, 1 },
   seed = { 1, "of the draws" },
+  ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
+  check = { "sampled", "full: compare all rows of a head that is stored beside the embedding it is tied to",
+    { "sampled", "full" } },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
@@ -134,7 +137,8 @@ local total = 0
 for _, list in ipairs(ids) do total = total + #list end
 local micro_tokens = math.max(2, math.min(cfg.micro_tokens, math.max(total, #ids)))
 local j <close> = job.new {
-  model = cfg.model, adapter = cfg.adapter ~= "" and cfg.adapter or nil, trainable = "none", device = cfg.device,
+  model = cfg.model, ignore = cfg.ignore, check = cfg.check, trainable = "none", device = cfg.device,
+  adapter = cfg.adapter ~= "" and cfg.adapter or nil,
   dtype = cfg.dtype, home = cfg.home, threads = cfg.threads, micro_tokens = micro_tokens,
   micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed,

@@ -14,6 +14,7 @@ local cfg = args.parse(arg, {
   adapter = { "", "folder of the PEFT adapter" },
   out = { "", "folder for the merged model: absent or empty" },
   overwrite = { false, "replace what is in out=" },
+  ignore = { {}, "patterns of tensors in the model's files to go on with where nothing reads them; they are copied" },
   threads = { 0, "threads of the arithmetic; 0: all cores" },
 })
 for _, name in ipairs { "model", "adapter", "out" } do
@@ -26,7 +27,8 @@ local function say(fmt, ...)
 end
 
 local r = merge.run {
-  model = cfg.model, adapter = cfg.adapter, out = cfg.out, overwrite = cfg.overwrite, threads = cfg.threads, say = say,
+  model = cfg.model, adapter = cfg.adapter, out = cfg.out, overwrite = cfg.overwrite, ignore = cfg.ignore,
+  threads = cfg.threads, say = say,
 }
 if #r.left > 0 then say("not copied: %s", table.concat(r.left, ", ")) end
 local _, peak = bs.rss()

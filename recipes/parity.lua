@@ -19,6 +19,7 @@ local cfg = args.parse(arg, {
   model = { "", "folder of the checkpoint" },
   reference = { "", "reference .safetensors file" },
   adapter = { "", "adapter folder; default: model folder's adapter/" },
+  ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
   device = { "cpu", "cpu or cuda (check:cpu, check:cuda for the checking device)" },
   dtype = { "f32", "what is computed in; bf16 where the device can", { "f32", "bf16" } },
   home = { "gpu", "where every block lives between visits", { "gpu", "ram", "disk" } },
@@ -152,7 +153,8 @@ local stats = {}
 
 local function open(extra)
   local settings = {
-    model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, dev_slots = cfg.dev_slots,
+    model = cfg.model, ignore = cfg.ignore, check = "full", device = cfg.device, dtype = cfg.dtype, home = cfg.home,
+    dev_slots = cfg.dev_slots,
     micro_tokens = math.max(total, rows.row_len[1] + GREEDY), logits = true,
   }
   for key, value in pairs(extra) do settings[key] = value end

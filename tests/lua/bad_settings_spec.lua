@@ -26,7 +26,9 @@ describe("settings of a job", function()
       { { micro_tokens = 0 }, "micro_tokens=0", "an integer 2.." }, { { micros = 1.5 }, "micros=1.5" },
       { { micro_tokens = "many" }, "micro_tokens=many" }, { { vram = "6GB" }, "vram=6GB", "an integer" },
       { { ram = 1.5 }, "ram=1.5", "a fraction above 0 and up to 1", "auto" }, { { vram = 0.0 }, "vram=0.0" },
-      { { home = "ssd" }, "home=ssd", "auto, gpu, ram, disk" }, { { dev_slots = 0 }, "dev_slots=0", "or auto" },
+      { { home = "ssd" }, "home=ssd", "auto, gpu, ram, disk" }, { { check = "half" }, "check=half", "sampled, full" },
+      { { ignore = 3 }, "ignore=3", "a list" }, { { ignore = { "" } }, "ignore=", "names of tensors" },
+      { { dev_slots = 0 }, "dev_slots=0", "or auto" },
       { { boundaries = "ssd" }, "boundaries=ssd" }, { { trainable = "all" }, "trainable=all", "lora, base, none" },
       { { rows = 100 }, "rows=100", "micro_tokens=24" }, { { threads = -1 }, "threads=-1" },
       { { lora = 3 }, "lora=3", "a table" }, { { model = 3 }, "model=3", "a string" },
@@ -65,7 +67,8 @@ describe("settings of a recipe", function()
       ["steps=0"] = "at least 1", ["steps=ten"] = "an integer or a size such as 64MB or 1.5GiB",
       ["micro_tokens=0"] = "2 to 1.04858e+06",
       ["lr=-1"] = "0 to 1000", ["lr=1e999"] = "0 to 1000", ["dropout=1"] = "0 to 0.99", ["r=0"] = "at least 1",
-      ["home=ssd"] = "one of auto, gpu, ram, disk", ["max_refused=2"] = "0 to 1", ["threads=-1"] = "0 to 1024",
+      ["home=ssd"] = "one of auto, gpu, ram, disk", ["check=half"] = "one of sampled, full",
+      ["max_refused=2"] = "0 to 1", ["threads=-1"] = "0 to 1024",
     } do
       recipe(2, { "setting '" .. word:match("^[^=]+") .. "': " .. expected .. " expected" }, word)
     end

@@ -19,6 +19,9 @@ local settings = {
   valid = { "", "held-out rows: evaluated before, during and after training" },
   adapter = { "", "folder of an adapter to train on from; it brings r, alpha and targets" },
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
+  ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
+  check = { "sampled", "full: compare all rows of a head that is stored beside the embedding it is tied to",
+    { "sampled", "full" } },
   device = { "cpu", "cpu or cuda, or check:cpu, check:cuda to find races" },
   dtype = { "auto", "what is computed in; auto: bf16 where device and checkpoint are", { "auto", "f32", "bf16" } },
   vram = { "auto", "bytes of the device pool: 6GB, 800MiB; 0.5 of what is free; auto" },
@@ -126,7 +129,8 @@ end
 local function open_job(cfg, given)
   local adapter, lora = what_is_trained(cfg, given)
   return job.new {
-    model = cfg.model, device = cfg.device, dtype = cfg.dtype, home = cfg.home, adapter = adapter, lora = lora,
+    model = cfg.model, ignore = cfg.ignore, check = cfg.check, adapter = adapter, lora = lora,
+    device = cfg.device, dtype = cfg.dtype, home = cfg.home,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
     vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
     rates = cfg.rates == "measure" and "measure" or nil,

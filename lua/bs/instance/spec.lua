@@ -79,7 +79,8 @@ function spec.new(cfg, compute)
   }, mt)
   local _ <close> = guard(self)
   self.model = model.open(cfg.model, {
-    family = cfg.family, group = cfg.group, compute = compute, update = cfg.trainable == "base" and cfg.home == "gpu",
+    family = cfg.family, ignore = cfg.ignore, check = cfg.check, group = cfg.group, compute = compute,
+    update = cfg.trainable == "base" and cfg.home == "gpu",
   })
   choose_trainables(self, cfg)
   self.fixed = why_fixed(self, cfg.home)

@@ -3,11 +3,13 @@
 -- The cut depends on the model's shapes only, never on a budget. `self` is the model that is being opened.
 local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
+local head = require "bs.model.head"
 
 local blocks = {}
 
 local function add_tensor(self, block, spec, full)
   local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
+  self.read[full] = true
   if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or full end
   return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
 end
@@ -79,14 +81,13 @@ end
 local function add_tiles(self, largest, update)
   local c, fam = self.config, self.family
   local embed = checkpoint.tensor(self.checkpoint, fam.embed.name, { c.vocab, c.channels })
-  local name = fam.head.weight
-  -- A head that the file lacks is the embedding even where the config does not say so.
-  if c.tied or not self.checkpoint.tensors[name] then name = fam.embed.name end
+  local name = head.name_of(self)
   self.head_name = name
   self.tied = name == fam.embed.name
   local t = checkpoint.tensor(self.checkpoint, name, { c.vocab, c.channels })
   local bias = fam.head.bias and checkpoint.tensor(self.checkpoint, fam.head.bias, { c.vocab })
   for _, x in ipairs { embed, t, bias } do
+    self.read[x.name] = true
     if x.dtype ~= "f32" then self.not_f32 = self.not_f32 or x.name end
   end
   self.updatable = update and not self.not_f32
@@ -109,11 +110,11 @@ end
 
 -- The block of the final norm, and what applies it: the family's function, or RMS norm.
 local function add_norm(self)
-  local head, C = self.family.head, self.config.channels
-  local specs = { { name = head.norm, dims = { C } } }
-  if head.norm_bias then specs[2] = { name = head.norm_bias, dims = { C } } end
+  local names, C = self.family.head, self.config.channels
+  local specs = { { name = names.norm, dims = { C } } }
+  if names.norm_bias then specs[2] = { name = names.norm_bias, dims = { C } } end
   self.norm = add_part(self, self.manifest:block("norm", "norm"), "", specs)
-  self.final_norm = head.apply or function(c, w, x)
+  self.final_norm = names.apply or function(c, w, x)
     return bs.op.rmsnorm(x, w.norm, c.eps, c.norm_one_plus)
   end
 end
@@ -125,7 +126,8 @@ local function trunk_bytes(self, i)
   return n
 end
 
---- Cut a model whose family, config, checkpoint and manifest are there. o: see model.open.
+--- Cut a model whose family, config, checkpoint and manifest are there. o: see model.open. self.read gets the names of
+-- all tensors that are in a block.
 function blocks.cut(self, o)
   local c, fam, largest = self.config, self.family, 0
   for i = 0, c.layers - 1 do

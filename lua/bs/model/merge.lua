@@ -85,9 +85,10 @@ local function remove_stale(m, out)
   end
 end
 
---- Merge. o: {model, adapter, out, overwrite, threads, say}. Returns {tensors, bytes, seconds, left}.
+--- Merge. o: {model, adapter, out, overwrite, ignore, threads, say}; ignore: see model.open. Returns {tensors, bytes,
+-- seconds, left}.
 function merge.run(o)
-  local m = model.open(o.model)
+  local m = model.open(o.model, { ignore = o.ignore, check = "full" })
   local saved <close> = adapter.open(m, o.adapter)
   local targets, start, result = {}, bs.now(), { tensors = 0, bytes = 0 }
   for _, a in ipairs(saved.list) do targets[a.full .. ".weight"] = a end

@@ -4,6 +4,8 @@ local bs = require "bs"
 local blocks = require "bs.model.blocks"
 local checkpoint = require "bs.model.checkpoint"
 local family = require "bs.model.find_family"
+local head = require "bs.model.head"
+local unread = require "bs.model.unread"
 
 local model = {}
 
@@ -22,13 +24,25 @@ local function embed_scale(self)
   return bs.array.new("f32", { 1 }, { self.config.embed_scale or 1.0 }):cast(self.compute):get(1)
 end
 
+-- The blocks, and what becomes of the tensors that are in none.
+local function cut(self, o)
+  local patterns = unread.patterns(o.ignore)
+  self.read = {}
+  blocks.cut(self, o)
+  head.check_tied(self, o.check == "full", patterns)
+  unread.check(self, patterns)
+end
+
 --- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
 -- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. opts.update: lay blocks out so
 -- that gpu homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the
--- way. Returns the model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i]
--- (0-based), norm, final_norm(c, w, x), tiles, row_table, and with updatable: embed.
+-- way. opts.ignore: patterns of tensors (* and ?) to go on without where nothing reads them, else they are refused.
+-- opts.check: "sampled" (default) or "full": how many rows of a head that is stored twice are compared. Returns the
+-- model: family, config (the family's numbers), compute, embed_scale, manifest, layers[i] (0-based), norm,
+-- final_norm(c, w, x), tiles, row_table, and with updatable: embed.
 function model.open(dir, opts)
-  local self = { checkpoint = checkpoint.open(dir), layers = {}, dir = dir }
+  local self = { checkpoint = checkpoint.open(dir), layers = {} }
+  self.dir = self.checkpoint.dir
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
   self.config = self.family.config(self.checkpoint.config)
   self.compute = opts and opts.compute or "f32"
@@ -38,7 +52,7 @@ function model.open(dir, opts)
   self.embed_scale = embed_scale(self)
   self.manifest = bs.manifest.new()
   self.manifest:compute(self.compute)
-  blocks.cut(self, opts or {})
+  cut(self, opts or {})
   self.manifest:finish()
   self.n_blocks = self.manifest:blocks()
   self.expand_bytes = 0

@@ -10,6 +10,10 @@ local MANY <const>, UNBOUNDED <const>, auto <const> = 1 << 20, 1 << 60, { "auto"
 
 --- name -> rule (see bs.settings.options).
 --   model          folder of a checkpoint; family: a family's table, in place of the one found by its model_type
+--   ignore         tensors of the checkpoint that nothing reads are refused, but those that match one of these patterns
+--                  (* any text, ? a character)
+--   check          "sampled", or "full": all rows of a head that is stored beside the embedding that it is tied to are
+--                  compared
 --   trainable      "lora"; "none"; or "base", the model's own weights: gradients anywhere, updates where home="gpu" and
 --                  every tensor is stored as f32 (AdamW decays all of them alike, norms too)
 --   lora           {r, alpha, targets, top_fraction or layers, rslora, dropout, rank_pattern, alpha_pattern}
@@ -29,6 +33,7 @@ local MANY <const>, UNBOUNDED <const>, auto <const> = 1 << 20, 1 << 60, { "auto"
 --   device_options, threads, io    of the device and of the reader; log: fn(line), takes what a job has to say
 settings.rules = {
   model = { type = "string" },
+  ignore = { type = "list" }, check = { words = { "sampled", "full" }, default = "sampled" },
   family = { type = "table" }, lora = { type = "table" }, adapter = { type = "string" },
   trainable = { words = { "lora", "base", "none" }, default = "lora" },
   device = { type = "string", default = "cpu" }, device_options = { type = "table" },
