@@ -7,6 +7,25 @@ local folders = require "folders"
 local ABSENT, checkpoint, open, refuses = folders.ABSENT, folders.checkpoint, folders.open, folders.refuses
 
 describe("quantised weights", function()
+  it("are told by what config.json says", function()
+    local function says(over, ...) refuses(checkpoint(over), nil, ...) end
+    for method, name in pairs {
+      gptq = "GPTQ to 4 bits", awq = "AWQ to 4 bits", fp8 = "FP8 to 4 bits",
+      ["compressed-tensors"] = "compressed-tensors", mxfp4 = "MXFP4", hqq = "HQQ", torchao = "torchao",
+    } do
+      says({ quantization_config = { quant_method = method, bits = 4 } }, "quantised by " .. name,
+        "original checkpoint")
+    end
+    says({ quantization_config = { quant_method = "bitsandbytes", load_in_4bit = true } }, "bitsandbytes to 4 bits")
+    says({ quantization_config = { quant_method = "bitsandbytes", load_in_8bit = true } }, "bitsandbytes to 8 bits")
+    says({ quantization_config = { quant_method = "frobnicate" } }, "the quant_method frobnicate, which is not known")
+    says({ quantization_config = { bits = 3 } }, "'quantization_config' has the quant_method nil")
+    says({ quantization_config = "gptq" }, "'quantization_config' is gptq, an object is expected")
+    says({ quantization = { group_size = 64, bits = 4 } }, "quantised by MLX to 4 bits")
+    says({ quantization_config = { group_size = 64, bits = 4, mode = "affine" } }, "quantised by MLX to 4 bits")
+    says({ compression_config = { quant_method = "compressed-tensors" } }, "compressed-tensors")
+  end)
+
   it("pass where the key says nothing", function()
     local off = { quant_method = "bitsandbytes", load_in_4bit = false, load_in_8bit = false }
     for _, q in ipairs { bs.json.null, {}, off } do
@@ -118,5 +137,24 @@ describe("files that are there", function()
     refuses(dir, nil, "nested too deeply")
     bs.write_file(dir .. "/config.json", '{"model_type": ' .. ('{"a":'):rep(5000) .. "1" .. ("}"):rep(5000) .. "}")
     refuses(dir, nil, "nested too deeply")
+  end)
+
+  it("and have absurd numbers end at once", function()
+    local none = {
+      num_hidden_layers = 2, vocab_size = 300, hidden_size = 32, num_attention_heads = 4, head_dim = ABSENT,
+      num_key_value_heads = 2, intermediate_size = 40, model_type = "llama", num_nextn_predict_layers = ABSENT,
+    }
+    local function absurd(over, ...) refuses(checkpoint(over, nil, none), nil, ...) end
+    absurd({ num_hidden_layers = 1000000000 }, "'num_hidden_layers' is 1000000000, at most 65536")
+    absurd({ num_hidden_layers = 60000 }, "config.json says 60000 layers; the checkpoint holds")
+    absurd({ model_type = "mistral", num_hidden_layers = 1 << 31 }, "'num_hidden_layers' is 2147483648")
+    absurd({ vocab_size = 2147483647 }, "config.json implies [2147483647, 32]")
+    absurd({ vocab_size = -1 }, "'vocab_size' is -1")
+    absurd({ hidden_size = 1000000000, head_dim = 8 }, "config.json implies [1000000000]")
+    absurd({ num_attention_heads = 1000000000 }, "'head_dim' is 0")
+    absurd({ num_attention_heads = 1000000000, head_dim = 8 }, "implies [8000000000, 32]")
+    absurd({ intermediate_size = 2147483647 }, "implies [2147483647, 32]")
+    absurd({ num_nextn_predict_layers = 1000000000 }, "'num_nextn_predict_layers' is 1000000000, an integer 0..1024")
+    absurd({ num_nextn_predict_layers = -1 }, "'num_nextn_predict_layers' is -1")
   end)
 end)

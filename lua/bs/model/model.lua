@@ -5,6 +5,8 @@ local blocks = require "bs.model.blocks"
 local checkpoint = require "bs.model.checkpoint"
 local family = require "bs.model.find_family"
 local head = require "bs.model.head"
+local keys = require "bs.model.keys"
+local reads = require "bs.nn.reads"
 local unread = require "bs.model.unread"
 
 local model = {}
@@ -22,6 +24,19 @@ end
 -- The models' authors multiply embedding rows by a number of the rows' own type: 25.25 in bf16 for sqrt(640).
 local function embed_scale(self)
   return bs.array.new("f32", { 1 }, { self.config.embed_scale or 1.0 }):cast(self.compute):get(1)
+end
+
+-- The numbers that the family makes of config.json, all of whose keys are accounted for.
+local function read_config(self)
+  local ckpt, count = self.checkpoint, 0
+  keys.check_architectures(ckpt.config, self.dir)
+  self.config = self.family.config(reads.over(ckpt.config))
+  keys.check(self)
+  for _ in pairs(ckpt.tensors) do count = count + 1 end
+  if self.config.layers > count then
+    bs.fail("error", "%s: config.json says %d layers; the checkpoint holds %d tensors", self.dir, self.config.layers,
+      count)
+  end
 end
 
 -- The blocks, and what becomes of the tensors that are in none.
@@ -44,7 +59,7 @@ function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {} }
   self.dir = self.checkpoint.dir
   self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
-  self.config = self.family.config(self.checkpoint.config)
+  read_config(self)
   self.compute = opts and opts.compute or "f32"
   if self.compute == "auto" then
     self.compute = mostly_bf16(self.checkpoint) and "bf16" or "f32"
