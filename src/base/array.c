@@ -183,6 +183,30 @@ bs_status bs_array_rel_err(const bs_array *a, const bs_array *b, double *out)
     return BS_OK;
 }
 
+/* In halves the exponent alone tells. */
+static bool halves_finite(const uint16_t *p, int64_t n, unsigned exponent)
+{
+    bool finite = true;
+    for (int64_t i = 0; i < n; i++)
+        finite &= (p[i] & exponent) != exponent;
+    return finite;
+}
+
+bool bs_array_is_finite(const bs_array *a)
+{
+    bool finite = true;
+    int64_t n = bs_array_count(a);
+    if (a->dtype == BS_DTYPE_BF16 || a->dtype == BS_DTYPE_F16)
+        return halves_finite(a->data, n, a->dtype == BS_DTYPE_F16 ? 0x7c00 : 0x7f80);
+    if (a->dtype == BS_DTYPE_F32)
+        for (int64_t i = 0; i < n; i++)
+            finite &= isfinite(((const float *)a->data)[i]) != 0;
+    else if (a->dtype == BS_DTYPE_F64)
+        for (int64_t i = 0; i < n; i++)
+            finite &= isfinite(((const double *)a->data)[i]) != 0;
+    return finite;
+}
+
 uint64_t bs_array_hash(const bs_array *a)
 {
     int64_t head[2 + BS_MAX_DIMS] = {(int64_t)a->dtype, a->ndim};

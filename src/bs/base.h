@@ -173,6 +173,8 @@ BS_API BS_NODISCARD bs_status bs_array_cast(const bs_array *a, bs_dtype t, bs_ar
 /* ||a-b|| / ||b|| in f64 (||a-b|| when b is zero); BS_SHAPE when the counts differ. A non-finite
    value on either side gives +inf. */
 BS_API BS_NODISCARD bs_status bs_array_rel_err(const bs_array *a, const bs_array *b, double *out);
+/* No element is NaN or infinity. */
+BS_API bool bs_array_is_finite(const bs_array *a);
 /* 64-bit hash of the bytes, dtype and dims; a function of the content only. */
 BS_API uint64_t bs_array_hash(const bs_array *a);
 BS_API uint64_t bs_hash64(const void *p, size_t n, uint64_t seed);

@@ -241,6 +241,12 @@ static int l_argmax_rows(lua_State *L)
     return 2;
 }
 
+static int l_is_finite(lua_State *L)
+{
+    lua_pushboolean(L, bs_array_is_finite(check(L, 1)));
+    return 1;
+}
+
 static int l_rel_err(lua_State *L)
 {
     const bs_array *a = check(L, 1), *b = check(L, 2);
@@ -289,6 +295,7 @@ static const luaL_Reg methods[] = {{"argmax_rows", l_argmax_rows},
                                    {"dtype", l_dtype},
                                    {"get", l_get},
                                    {"hash", l_hash},
+                                   {"is_finite", l_is_finite},
                                    {"set", l_set},
                                    {"slice_rows", l_slice_rows},
                                    {"table", l_table},

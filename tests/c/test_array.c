@@ -135,6 +135,30 @@ static void test_cast(void **state)
     bs_array_free(big);
 }
 
+static void test_is_finite(void **state)
+{
+    (void)state;
+    static const bs_dtype types[] = {BS_DTYPE_F32, BS_DTYPE_BF16, BS_DTYPE_F16, BS_DTYPE_F64};
+    const int64_t dims[] = {3, 5};
+    for (size_t t = 0; t < BSI_COUNT(types); t++) {
+        const double bad[] = {NAN, INFINITY, -INFINITY}, good[] = {0, -1.5, 65504, -0.0};
+        for (size_t i = 0; i < BSI_COUNT(bad) + BSI_COUNT(good); i++) {
+            bool finite = i >= BSI_COUNT(bad);
+            bs_array *a;
+            assert_int_equal(bs_array_new(types[t], 2, dims, &a), BS_OK);
+            assert_true(bs_array_is_finite(a));
+            bs_array_set(a, (int64_t)i * 2, finite ? good[i - BSI_COUNT(bad)] : bad[i]);
+            assert_int_equal(bs_array_is_finite(a), finite);
+            bs_array_free(a);
+        }
+    }
+    bs_array *a;
+    assert_int_equal(bs_array_new(BS_DTYPE_I64, 1, dims, &a), BS_OK);
+    bs_array_set(a, 0, -1);
+    assert_true(bs_array_is_finite(a));
+    bs_array_free(a);
+}
+
 static void test_rel_err(void **state)
 {
     (void)state;
@@ -212,7 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_new),          cmocka_unit_test(test_set_get),
         cmocka_unit_test(test_one_rounding), cmocka_unit_test(test_cast),
-        cmocka_unit_test(test_rel_err),      cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_uniform)};
+        cmocka_unit_test(test_is_finite),    cmocka_unit_test(test_rel_err),
+        cmocka_unit_test(test_hash),         cmocka_unit_test(test_uniform)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
