@@ -63,9 +63,31 @@ bs_safetensors_writer_close(bs_safetensors_writer *w); /* throws away what was n
 
 /* The same discipline for any bytes (adapter_config.json, reports). */
 BS_API BS_NODISCARD bs_status bs_file_write(const char *path, const void *data, size_t n);
-/* Renames from[i] to to[i], one after the other with nothing between, then flushes the folder. All are
-   in one folder. Nothing is renamed when a place is taken by something that is no file. */
-BS_API BS_NODISCARD bs_status bs_file_replace(int n, const char *const *from, const char *const *to);
+/* Bytes of a regular file into a new one of the same discipline, in pieces. */
+BS_API BS_NODISCARD bs_status bs_file_copy(const char *from, const char *to);
+
+/* ---- folders that are put in place as a whole --------------------------------------------------- */
+
+/* A folder whose own files belong together: names are told by n patterns of fnmatch(3), the first of which is the name
+   of the file without which there is no folder of the kind. All other entries are somebody else's: they stay, whatever
+   becomes of the own ones. */
+typedef struct bs_folder bs_folder;
+/* Makes a temporary folder for `path`, which may be absent, with its parents. What processes that ended have left of
+   their own at this place is put in order. BS_IO: it cannot be written, or an own name is taken by something that is
+   neither a file nor a link. */
+BS_API BS_NODISCARD bs_status bs_folder_begin(const char *path, int n, const char *const *own,
+                                              bs_folder **out);
+/* Where the files are to be written. Owned by the folder; changes with a commit. */
+BS_API const char *bs_folder_temp(const bs_folder *f);
+/* The own files at `path` are those of the temporary folder, and no others: all of them or, when it fails or the
+   process ends at any moment, all that were there before. Files keep the modes of those that they replace, the folder
+   keeps its own. Of several processes the last has all of it. */
+BS_API BS_NODISCARD bs_status bs_folder_commit(bs_folder *f);
+/* Throws away what was not committed. NULL is fine. */
+BS_API void bs_folder_close(bs_folder *f);
+/* For whoever finds no first own file at `path`: a process may have ended while it moved files there; puts all of the
+   old files or all of the new ones in place. */
+BS_API BS_NODISCARD bs_status bs_folder_recover(const char *path, int n, const char *const *own);
 
 /* ---- manifest: where each block's bytes are -------------------------------------------------- */
 

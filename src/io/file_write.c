@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** file_write.c: files that are there whole or not at all: written beside their place, flushed to the
-** disk, renamed, and the folder flushed too. Until the rename the old file is untouched; on any failure
-** before it the temporary file is removed. Owner thread.
+** disk, renamed, and the folder flushed too. Until the rename the old file is untouched, and it gives its
+** mode to the new one; on any failure before it the temporary file is removed. Owner thread.
 */
-#include "io/file.h"
+#include "io/folder_files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #define WRITE_MOST 0x7ffff000u /* one write of Linux ends there */
+enum { COPY_BYTES = 1 << 20 };
 
 /* Renaming over a folder fails by itself, over a device (/dev/full) it would not. */
 static bs_status check_target(const char *path)
@@ -26,14 +27,42 @@ static bs_status check_target(const char *path)
     return BS_OK;
 }
 
+static int remove_left_over(void *ud, int dir, const char *name)
+{
+    long pid = bsi_temp_pid(name, ud);
+    if (pid && pid != getpid() && bsi_pid_gone(pid))
+        (void)unlinkat(dir, name, 0);
+    return 0;
+}
+
+/* What processes that ended have left of the same file. Never an error. */
+static void sweep(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t n = (size_t)(name - path), room = strlen(name) + sizeof BSI_BESIDE;
+    char *folder = bsi_alloc(BS_TAG_MISC, n + 2), *stem = bsi_alloc(BS_TAG_MISC, room);
+    if (folder && stem) {
+        memcpy(folder, n ? path : ".", n ? n : 1);
+        snprintf(stem, room, "%s" BSI_BESIDE, name);
+        int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (dir >= 0) {
+            (void)bsi_folder_each(dir, remove_left_over, stem);
+            close(dir);
+        }
+    }
+    bsi_free(folder);
+    bsi_free(stem);
+}
+
 bs_status bsi_out_open(bsi_out *o, const char *path)
 {
     *o = (bsi_out){.path = path, .fd = -1};
     BSI_TRY(check_target(path));
+    sweep(path);
     size_t room = strlen(path) + 32;
     if (!(o->temp = bsi_alloc(BS_TAG_MISC, room)))
         return BS_NOMEM;
-    snprintf(o->temp, room, "%s.tmp.%ld", path, (long)getpid());
+    snprintf(o->temp, room, "%s" BSI_BESIDE "%ld", path, (long)getpid());
     for (int tries = 0; tries < 2 && o->fd < 0; tries++) {
         o->fd = open(o->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (o->fd < 0 && errno == EEXIST) /* left by a process that had our number and is gone */
@@ -106,7 +135,12 @@ static bs_status flush_folder(const char *path)
 
 bs_status bsi_out_commit(bsi_out *o)
 {
-    int err = fsync(o->fd) != 0 ? errno : 0;
+    struct stat old;
+    int err = 0;
+    if (stat(o->path, &old) == 0 && fchmod(o->fd, old.st_mode & 0777) != 0)
+        err = errno;
+    if (!err && fsync(o->fd) != 0)
+        err = errno;
     if (close(o->fd) != 0 && !err) /* network file systems report late */
         err = errno;
     o->fd = -1;
@@ -143,16 +177,34 @@ bs_status bs_file_write(const char *path, const void *data, size_t n)
     return ret;
 }
 
-bs_status bs_file_replace(int n, const char *const *from, const char *const *to)
+bs_status bs_file_copy(const char *from, const char *to)
 {
     struct stat st;
-    for (int i = 0; i < n; i++) {
-        BSI_TRY(check_target(to[i]));
-        if (stat(from[i], &st) != 0)
-            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
+    bsi_out o;
+    int fd = -1;
+    char *piece = bsi_alloc(BS_TAG_STAGING, COPY_BYTES);
+    if (!piece)
+        return BS_NOMEM;
+    bs_status ret = bsi_open_regular(from, 0, &st, &fd, NULL);
+    if (ret != BS_OK)
+        goto done;
+    ret = bsi_out_open(&o, to);
+    if (ret != BS_OK)
+        goto done;
+    uint64_t bytes = (uint64_t)st.st_size;
+    for (uint64_t at = 0; ret == BS_OK && at < bytes; at += COPY_BYTES) {
+        size_t n = (size_t)BSI_MIN(bytes - at, (uint64_t)COPY_BYTES);
+        ret = bsi_read_all(fd, from, piece, n, at);
+        if (ret == BS_OK)
+            ret = bsi_out_write(&o, piece, n, at);
     }
-    for (int i = 0; i < n; i++)
-        if (rename(from[i], to[i]) != 0)
-            return bsi_fail_sys(BS_IO, errno, "'%s' cannot take the place of '%s'", from[i], to[i]);
-    return n > 0 ? flush_folder(to[0]) : BS_OK;
+    if (ret == BS_OK)
+        ret = bsi_out_commit(&o);
+    else
+        bsi_out_abort(&o);
+done:
+    if (fd >= 0)
+        close(fd);
+    bsi_free(piece);
+    return ret;
 }

@@ -176,6 +176,7 @@ void bsl_open_json(lua_State *L);
 void bsl_open_system(lua_State *L);
 void bsl_open_array(lua_State *L);
 void bsl_open_file(lua_State *L);
+void bsl_open_folder(lua_State *L);
 void bsl_open_manifest(lua_State *L);
 void bsl_open_placement(lua_State *L);
 void bsl_open_engine(lua_State *L);

@@ -149,6 +149,7 @@ int luaopen_bs(lua_State *L)
     bsl_open_system(L);
     bsl_open_array(L);
     bsl_open_file(L);
+    bsl_open_folder(L);
     bsl_open_manifest(L);
     bsl_open_placement(L);
     bsl_open_engine(L);

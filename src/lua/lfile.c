@@ -325,27 +325,6 @@ static int l_write_file(lua_State *L)
     return 0;
 }
 
-/* bs.replace_files(folder, {from, ...}, {to, ...}): names in the folder. */
-static int l_replace_files(lua_State *L)
-{
-    enum { MOST = 16 };
-    const char *folder = luaL_checkstring(L, 1), *path[2][MOST];
-    luaL_checktype(L, 2, LUA_TTABLE);
-    luaL_checktype(L, 3, LUA_TTABLE);
-    size_t n = lua_rawlen(L, 2);
-    luaL_argcheck(L, n <= MOST && lua_rawlen(L, 3) == n, 3, "as many names, at most 16");
-    luaL_checkstack(L, 2 * MOST + 4, NULL);
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < n; i++) {
-            lua_rawgeti(L, 2 + k, (lua_Integer)i + 1);
-            luaL_argcheck(L, lua_type(L, -1) == LUA_TSTRING, 2 + k, "names expected");
-            path[k][i] = lua_pushfstring(L, "%s/%s", folder, lua_tostring(L, -1));
-            lua_remove(L, -2);
-        }
-    bsl_try(L, bs_file_replace((int)n, path[0], path[1]), "bs.replace_files");
-    return 0;
-}
-
 static const luaL_Reg methods[] = {{"bytes", l_bytes}, {"find", l_find}, {"metadata", l_metadata},
                                    {"path", l_path},   {"read", l_read}, {"tensors", l_tensors},
                                    {NULL, NULL}};
@@ -362,8 +341,6 @@ void bsl_open_file(lua_State *L)
     lua_setfield(L, -2, "safetensors");
     lua_pushcfunction(L, l_read_file);
     lua_setfield(L, -2, "read_file");
-    lua_pushcfunction(L, l_replace_files);
-    lua_setfield(L, -2, "replace_files");
     lua_pushcfunction(L, l_write_file);
     lua_setfield(L, -2, "write_file");
 }

@@ -263,33 +263,6 @@ static void test_file(void **state)
     assert_int_equal(slurp(tmpdir_file("plain"), buf, sizeof buf), 1);
 }
 
-static void test_replace(void **state)
-{
-    (void)state;
-    char buf[8];
-    tmpdir_put("a.new", "A", 1);
-    tmpdir_put("b.new", "B", 1);
-    tmpdir_put("a", "old", 3);
-    const char *from[] = {tmpdir_file("a.new"), tmpdir_file("b.new")};
-    const char *to[] = {tmpdir_file("a"), tmpdir_file("b")}, *bad[] = {to[0], tmpdir_path};
-    const char *absent[] = {from[0], tmpdir_file("c.new")};
-    int entries = tmpdir_entries(tmpdir_path);
-    /* What cannot be done as a whole is not begun. */
-    assert_int_equal(bs_file_replace(2, absent, to), BS_IO);
-    ASSERT_ERROR("c.new");
-    assert_int_equal(bs_file_replace(2, from, bad), BS_IO);
-    ASSERT_ERROR("a folder");
-    assert_int_equal(slurp(to[0], buf, sizeof buf), 3);
-    assert_int_equal(tmpdir_entries(tmpdir_path), entries);
-    assert_int_equal(bs_file_replace(2, from, to), BS_OK);
-    assert_int_equal(slurp(to[0], buf, sizeof buf), 1);
-    assert_int_equal(buf[0], 'A');
-    assert_int_equal(slurp(to[1], buf, sizeof buf), 1);
-    assert_int_equal(buf[0], 'B');
-    assert_int_equal(tmpdir_entries(tmpdir_path), entries - 1);
-    assert_int_equal(bs_file_replace(0, NULL, NULL), BS_OK);
-}
-
 /* The old content, and nothing else in the folder. */
 static void unharmed(const char *path, int entries)
 {
@@ -372,7 +345,7 @@ int main(void)
         cmocka_unit_test(test_bytes),         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_tensor_by_tensor),
         cmocka_unit_test(test_foreign_dtype), cmocka_unit_test(test_writer_refuses),
-        cmocka_unit_test(test_file),          cmocka_unit_test(test_replace),
-        cmocka_unit_test(test_bad_places),    cmocka_unit_test(test_disk_full)};
+        cmocka_unit_test(test_file),          cmocka_unit_test(test_bad_places),
+        cmocka_unit_test(test_disk_full)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -56,7 +56,7 @@ describe("an adapter", function()
         local before, logits = digest(j), last(j)
         j:save(dir)
         assert.equal(before, digest(j))
-        assert.is_false(bs.is_file(dir .. "/adapter_config.json.new"))
+        assert.same({ "adapter_config.json", "adapter_model.safetensors" }, bs.list_folder(dir))
         for _, settings in ipairs { { trainable = "lora" }, { trainable = "none" } } do
           settings.model, settings.adapter = "tests/data/" .. name, dir
           local k <close> = open(settings)
@@ -224,7 +224,7 @@ describe("a save", function()
     for _, case in ipairs(cases) do
       local what, text, damage = table.unpack(case)
       it(what, function()
-        local ok, err = pcall(save.adapter, j.instance, dir, damage)
+        local ok, err = pcall(save.adapter, j.instance, dir, { tamper = damage })
         assert.is_false(ok)
         assert.equal(6, err.bs_exit, tostring(err))
         assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
@@ -257,7 +257,7 @@ describe("a save", function()
       assert.is_false(ok)
       assert.equal(6, err.bs_exit)
       assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
-      assert.same({}, bs.list_folder(dir))
+      assert.is_nil(bs.list_folder(dir))
     end
 
     it("an adapter that changes none is refused", function()
@@ -303,6 +303,38 @@ describe("a save", function()
     local p <close> = assert(io.popen((os.getenv("BSLUA") or "build/release/bslua") .. " " .. script))
     local before, peak, pair, logits = p:read("n", "n", "n", "n")
     assert.is_true(peak <= math.max(before, 2 * pair + logits), ("%d bytes, %d before"):format(peak, before))
+  end)
+
+  it("of a parameter that is not finite is refused by its name, and nothing is written", function()
+    for _, bad in ipairs { 0 / 0, math.huge } do
+      local j <close> = open { lora = { r = 2 } }
+      local params, dir = j.instance.params, out .. "/not-finite"
+      local value = params:get(3)
+      value:set(5, bad)
+      params:set(3, value)
+      local ok, err = pcall(j.save, j, dir)
+      assert.is_false(ok)
+      assert.equal(5, err.bs_exit)
+      assert.is_truthy(tostring(err):find("tensor '" .. params:name(3) .. "' holds NaN or infinity", 1, true))
+      assert.is_nil(bs.list_folder(dir))
+    end
+  end)
+
+  it("keeps what is somebody else's in the folder, and the modes of what it replaces", function()
+    local dir = out .. "/strangers"
+    local j <close> = open { lora = { r = 2 } }
+    j:save(dir)
+    os.execute(("cd %s && echo mine > README.md && mkdir sub && echo deep > sub/x && ln -s x l && chmod 600 *.json "
+      .. "&& chmod 750 . && echo litter > adapter_model.safetensors.tmp.999999999"):format(dir))
+    train(j, 1)
+    j:save(dir)
+    assert.same({ "README.md", "adapter_config.json", "adapter_model.safetensors", "l", "sub" }, bs.list_folder(dir))
+    assert.equal("mine\n", read(dir .. "/README.md"))
+    assert.equal("deep\n", read(dir .. "/sub/x"))
+    local p <close> = assert(io.popen(("stat -c %%a %s %s/adapter_config.json"):format(dir, dir)))
+    assert.equal("750\n600\n", p:read("a"))
+    local k <close> = open { adapter = dir }
+    assert.equal(digest(j), digest(k))
   end)
 
   it("replaces files only where files are", function()

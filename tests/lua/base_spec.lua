@@ -223,6 +223,27 @@ describe("base training is refused", function()
     assert.is_true(j:step(micros_of(1), { apply = false }).norm > 0)
   end)
 
+  it("for saving what the dtype cannot hold, or no dtype can, naming the tensor", function()
+    local dir, name = folder("refused-values"), "model.layers.1.mlp.up_proj.weight"
+    local saved = dir .. "/saved"
+    local j <close> = open(dir)
+    j:step(micros_of(1), { lr = 1e-3 })
+    local params, id = j.instance.params, j.instance:parameter_ids()[name]
+    local value = params:get(id)
+    for _, case in ipairs { { 7e4, "f16", "'" .. name .. "' has values that are too large for it" },
+                            { 1 / 0, "f32", "'" .. name .. "' holds NaN or infinity" },
+                            { 0 / 0, "bf16", "'" .. name .. "' holds NaN or infinity" } } do
+      value:set(7, case[1])
+      params:set(id, value)
+      local ok, err = pcall(j.save_base, j, saved, { dtype = case[2] })
+      assert.is_false(ok)
+      assert.equal(5, err.bs_exit, tostring(err))
+      assert.matches(case[3], tostring(err), 1, true)
+      assert.is_nil(bs.list_folder(saved))
+    end
+    assert.matches("save_base: dtype", refusal(j.save_base, j, saved, { dtype = "f64" }), 1, true)
+  end)
+
   it("for saving what was not trained", function()
     local j <close> = open(folder("refused-save"))
     assert.matches("has not been visited", refusal(j.save_base, j, "build/test-tmp/none"), 1, true)

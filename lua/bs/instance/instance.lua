@@ -183,16 +183,23 @@ function methods:gradients()
   return out
 end
 
---- Parameter values, name -> array: of adapters, and of weights that are updated (after a first pass).
-function methods:parameters()
+--- The ids of parameters that have values, by name: of adapters, and of weights that are updated (after a first pass).
+function methods:parameter_ids()
   local out = {}
   if self.spec.model.updatable then
     find_homes(self)
-    for name, id in pairs(self.base) do out[name] = self.params:get(id) end
+    for name, id in pairs(self.base) do out[name] = id end
   end
   for _, a in pairs(self.adapter or {}) do
-    for _, id in ipairs { a.a, a.b } do out[self.params:name(id)] = self.params:get(id) end
+    for _, id in ipairs { a.a, a.b } do out[self.params:name(id)] = id end
   end
+  return out
+end
+
+--- Their values, name -> array.
+function methods:parameters()
+  local out = self:parameter_ids()
+  for name, id in pairs(out) do out[name] = self.params:get(id) end
   return out
 end
 

@@ -178,9 +178,12 @@ local function peft_config(spec)
   }
 end
 
---- Write the adapters of a spec to a folder (made if absent), matrix by matrix, as files whose names have the suffix.
--- params holds the values, by_name their ids (lora.register). Each file is whole on the disk or not there.
-function adapter.write(spec, params, by_name, dir, suffix)
+--- Names of the files of an adapter folder, for bs.folder; all other files in one are somebody else's.
+adapter.files = { CONFIG, TENSORS }
+
+--- Write the adapters of a spec to a folder that is there, matrix by matrix. params holds the values, by_name their ids
+-- (lora.register). A value that is not finite is refused by the name of its tensor.
+function adapter.write(spec, params, by_name, dir)
   local list, ids = {}, {}
   for _, a in ipairs(spec.adapters) do
     local of = by_name[a.full]
@@ -189,25 +192,16 @@ function adapter.write(spec, params, by_name, dir, suffix)
       list[#list + 1] = { name = params:name(id), dtype = "f32", dims = dims }
     end
   end
-  bs.mkdir(dir)
-  local path = dir .. "/" .. TENSORS .. suffix
-  local file <close> = bs.safetensors.writer(path, list, { format = "pt" })
+  local file <close> = bs.safetensors.writer(dir .. "/" .. TENSORS, list, { format = "pt" })
   for _, id in ipairs(ids) do
     local value <close> = params:get(id)
+    if not value:is_finite() then
+      bs.fail("nonfinite", "the adapter cannot be saved: its tensor '%s' holds NaN or infinity", params:name(id))
+    end
     file:add(params:name(id), value)
   end
   file:finish()
-  bs.write_file(dir .. "/" .. CONFIG .. suffix, bs.json.encode(peft_config(spec), { pretty = true }) .. "\n")
-end
-
---- Put written files in the place of those in use.
-function adapter.put_in_place(dir, suffix)
-  bs.replace_files(dir, { TENSORS .. suffix, CONFIG .. suffix }, { TENSORS, CONFIG })
-end
-
---- Remove written files that are not to be used.
-function adapter.discard(dir, suffix)
-  for _, name in ipairs { TENSORS, CONFIG } do os.remove(dir .. "/" .. name .. suffix) end
+  bs.write_file(dir .. "/" .. CONFIG, bs.json.encode(peft_config(spec), { pretty = true }) .. "\n")
 end
 
 return adapter

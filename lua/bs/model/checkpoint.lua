@@ -106,30 +106,6 @@ function checkpoint.open(dir)
   return self
 end
 
---- The tensors of a checkpoint that are not in `known`, as arrays: what a family does not use.
-function checkpoint.others(self, known)
-  local out = {}
-  for name, t in pairs(self.tensors) do
-    if not known[name] then
-      local file <close> = assert(bs.safetensors.open(t.path))
-      out[name] = file:read(name)
-    end
-  end
-  return out
-end
-
-local dtype_names = { f32 = "float32", bf16 = "bfloat16", f16 = "float16" }
-
---- Write a folder with config.json and model.safetensors; dtype: how most arrays are stored.
-function checkpoint.write(dir, config, arrays, dtype)
-  local c = {}
-  for key, value in pairs(config) do c[key] = value end
-  c[c.dtype and "dtype" or "torch_dtype"] = dtype_names[dtype]
-  bs.mkdir(dir)
-  bs.safetensors.write(dir .. "/model.safetensors", arrays, { format = "pt" })
-  bs.write_file(dir .. "/config.json", bs.json.encode(c, { pretty = true }) .. "\n")
-end
-
 local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
 
 --- An entry, checked: it is stored as what can be computed with, and has the shape that the config implies.

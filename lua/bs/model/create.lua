@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
 local bs = require "bs"
-local checkpoint = require "bs.model.checkpoint"
 local family = require "bs.model.find_family"
+local put_folder = require "bs.model.put_folder"
+local write_model = require "bs.model.write_model"
 
 --- Write a checkpoint folder with random weights for a config.json table: matrices uniform in +-1/sqrt(columns),
 -- an embedding of its own in +-1, vectors so that they change nothing. opts.seed, opts.family.
@@ -31,7 +32,10 @@ local function create(dir, hf, opts)
   add(fam.head.norm, { c.channels })
   if fam.head.norm_bias then add(fam.head.norm_bias, { c.channels }) end
   if fam.head.bias then add(fam.head.bias, { c.vocab }) end
-  checkpoint.write(dir, hf, arrays, "f32")
+  put_folder(dir, write_model.names(), function(written)
+    bs.safetensors.write(written .. "/model.safetensors", arrays, { format = "pt" })
+    write_model.config(written, hf, "f32")
+  end)
 end
 
 return create

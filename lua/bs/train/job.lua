@@ -139,8 +139,8 @@ function methods:describe() return choose.describe(self.model, self.plan) end
 
 -- ---- saving --------------------------------------------------------------------------------------------
 
---- Save the adapter as a PEFT folder, tested (save.lua).
-function methods:save(dir) save.adapter(self.instance, dir) end
+--- Save the adapter as a PEFT folder, tested (save.adapter).
+function methods:save(dir, o) save.adapter(self.instance, dir, o) end
 
 --- Write the weights of a job with trainable="base" as a checkpoint folder (see save.base).
 function methods:save_base(dir, o) save.base(self.instance, dir, o) end

@@ -1,15 +1,16 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Saving what was trained. An adapter: the new files are written beside the old ones, read back by PEFT's
--- rules, tested, and only then put in place; whatever fails leaves the old adapter as it was. The test: every
+--- Saving what was trained. An adapter: a new folder is written beside the old one, read back by PEFT's rules, tested,
+-- and only then put in its place as a whole; whatever fails leaves the old adapter as it was. The test: every
 -- matrix has the bits of the live parameter and the same scale; with the file's matrices the model gives the
 -- logits that it gave with the live ones, and others than without an adapter. A failed test ends with exit
 -- status 6. It costs one walk where the job has three micro-batches, three walks at most.
 local bs = require "bs"
 local adapter = require "bs.model.adapter"
-local checkpoint = require "bs.model.checkpoint"
+local options = require "bs.settings.options"
+local put_folder = require "bs.model.put_folder"
+local write_model = require "bs.model.write_model"
 
 local save = {}
-local NEW <const> = ".new"
 local TOKENS <const> = 8
 -- Below this scale * rms(B) an adapter may vanish in rounding, so that nothing can be asked of its effect.
 local SMALLEST <const> = 1e-6
@@ -18,8 +19,8 @@ local function fail(dir, fmt, ...)
   bs.fail("selftest", "self-test of the adapter for %s: %s; the files were not put in place", dir, fmt:format(...))
 end
 
-local function reopen(inst, dir)
-  local ok, saved = pcall(adapter.open, inst.spec.model, dir, NEW)
+local function reopen(inst, dir, written)
+  local ok, saved = pcall(adapter.open, inst.spec.model, written)
   if not ok then fail(dir, "it cannot be read back: %s", tostring(saved)) end
   return saved
 end
@@ -104,11 +105,11 @@ local function logits(inst, saved, variants)
   return table.unpack(out)
 end
 
---- Test the files that adapter.write made with the suffix of this module.
-function save.test(inst, dir)
-  local saved <close> = reopen(inst, dir)
+-- Test what adapter.write made in `written` for the folder dir. walk: false leaves the logits out.
+local function test(inst, dir, written, walk)
+  local saved <close> = reopen(inst, dir, written)
   local effect = compare(inst, saved, dir)
-  if not inst.head then return end -- layers alone have no logits
+  if not inst.head or walk == false then return end -- layers alone have no logits
   local live, file, base = logits(inst, saved, { "live", "file", "base" })
   if live:hash() ~= file:hash() then fail(dir, "its logits differ from the live model's") end
   if effect >= SMALLEST and live:hash() == base:hash() then
@@ -116,37 +117,68 @@ function save.test(inst, dir)
   end
 end
 
---- Save the adapter of an instance as a PEFT folder. tamper: tests only, called between writing and testing.
-function save.adapter(inst, dir, tamper)
-  local ok, err = pcall(function()
-    adapter.write(inst.spec, inst.params, inst.adapter, dir, NEW)
-    if tamper then tamper(dir .. "/adapter_model.safetensors" .. NEW, dir .. "/adapter_config.json" .. NEW) end
-    save.test(inst, dir)
-    adapter.put_in_place(dir, NEW)
+local save_rules <const> = { walk = { type = "boolean", default = true }, tamper = { type = "function" } }
+
+--- Save the adapter of an instance as a PEFT folder. o.walk: false leaves the logits out of the test, for which the
+-- checkpoint must be read. o.tamper: tests only, called between writing and testing with the paths of both files.
+function save.adapter(inst, dir, o)
+  o = options.read("save: ", o, save_rules)
+  put_folder(dir, adapter.files, function(written)
+    adapter.write(inst.spec, inst.params, inst.adapter, written)
+    if o.tamper then o.tamper(written .. "/adapter_model.safetensors", written .. "/adapter_config.json") end
+    test(inst, dir, written, o.walk)
   end)
-  if not ok then
-    adapter.discard(dir, NEW)
-    error(err, 0)
+end
+
+local base_options = { dtype = { words = { "f32", "bf16", "f16" }, default = "f32" } }
+
+-- What a saved model holds: {name, dtype, dims} in the order of names; trained weights as dtype, others as they are.
+local function tensors_of(m, ids, dtype)
+  local list = {}
+  for name, t in pairs(m.checkpoint.tensors) do
+    if ids[name] then
+      list[#list + 1] = { name = name, dtype = dtype, dims = t.dims }
+    elseif not (m.tied and name == m.family.head.weight) then
+      list[#list + 1] = t
+    end
   end
+  table.sort(list, function(x, y) return x.name < y.name end)
+  return list
+end
+
+local function add_trained(out, inst, id, t)
+  local value = inst.params:get(id)
+  if #t.dims ~= 2 then value = bs.array.new("f32", t.dims, value:bytes()) end
+  local stored = write_model.stored(t.name, value, t.dtype)
+  out:add(t.name, stored)
+  close(value, stored)
 end
 
 --- Write the weights of an instance with trainable="base", as its steps have left them, as a checkpoint folder
--- (made if absent). opts.dtype: f32 (default), bf16 or f16. All of it is in host memory meanwhile.
+-- (made if absent), tensor by tensor. opts.dtype: f32 (default), bf16 or f16. A value that is not finite, or not as
+-- that dtype, is refused by the name of its tensor.
 function save.base(inst, dir, opts)
   local m, trainable = inst.spec.model, inst.spec.trainable
   if trainable ~= "base" then
     bs.fail("usage", 'save_base: trainable="%s" changes no weight of the model; save(dir) writes the adapter',
       trainable)
   end
-  local dtype, values = opts and opts.dtype or "f32", inst:parameters()
-  local arrays = checkpoint.others(m.checkpoint, values)
-  if m.tied then arrays[m.family.head.weight] = nil end
-  for name, value in pairs(values) do
-    local dims = m.checkpoint.tensors[name].dims
-    if #dims ~= 2 then value = bs.array.new("f32", dims, value:bytes()) end
-    arrays[name] = dtype == "f32" and value or value:cast(dtype)
-  end
-  checkpoint.write(dir, m.checkpoint.config, arrays, dtype)
+  local o = options.read("save_base: ", opts, base_options)
+  local ids = inst:parameter_ids()
+  local list = tensors_of(m, ids, o.dtype)
+  put_folder(dir, write_model.names(), function(written)
+    local out <close> = write_model.writer(written, list)
+    for _, t in ipairs(list) do
+      if ids[t.name] then
+        add_trained(out, inst, ids[t.name], t)
+      else
+        local file <close> = assert(bs.safetensors.open(t.path))
+        out:copy(t.name, file)
+      end
+    end
+    out:finish()
+    write_model.config(written, m.checkpoint.config, o.dtype)
+  end)
 end
 
 return save
