@@ -3,7 +3,8 @@
 --
 --   bslua recipes/merge.lua model=DIR adapter=DIR out=DIR [overwrite=true]
 --
--- Works tensor by tensor: memory holds one weight. The base is not changed.
+-- Works tensor by tensor: memory holds one weight. The base is not changed. The merged model is written beside out= and
+-- put there when it is complete, so that a model that is there is whole until then: the disk needs room for both.
 local bs = require "bs"
 local args = require "bs.args"
 local merge = require "bs.model.merge"
@@ -13,7 +14,7 @@ local cfg = args.parse(arg, {
   model = { "", "folder of the base model" },
   adapter = { "", "folder of the PEFT adapter" },
   out = { "", "folder for the merged model: absent or empty" },
-  overwrite = { false, "replace what is in out=" },
+  overwrite = { false, "replace the model that is in out=; files that are no model's stay" },
   ignore = { {}, "patterns of tensors in the model's files to go on with where nothing reads them; they are copied" },
   threads = { 0, "threads of the arithmetic; 0: all cores" },
 })

@@ -59,6 +59,15 @@ static int l_same_file(lua_State *L)
     return 1;
 }
 
+/* real_path(path) -> it without links, from the root; nil where there is nothing. */
+static int l_real_path(lua_State *L)
+{
+    char *real = realpath(luaL_checkstring(L, 1), NULL);
+    lua_pushstring(L, real); /* NULL: nil. Memory that is all gone loses one path */
+    free(real);
+    return 1;
+}
+
 /* list_folder(path) -> sorted names in it, without "." and ".."; nil and a message when it cannot be read. */
 static int l_list_folder(lua_State *L)
 {
@@ -144,6 +153,7 @@ void bsl_open_system(lua_State *L)
                                          {"list_folder", l_list_folder},
                                          {"memory_available", l_memory_available},
                                          {"pid", l_pid},
+                                         {"real_path", l_real_path},
                                          {"rss", l_rss},
                                          {"same_file", l_same_file},
                                          {NULL, NULL}};

@@ -170,6 +170,120 @@ describe("merging", function()
     assert.is_true(bs.is_file(base .. "/config.json"))
   end)
 
+  local function refused(code, o, ...)
+    local ok, err = pcall(merge.run, o)
+    assert.is_false(ok)
+    assert.equal(code, err.bs_exit, tostring(err))
+    for _, text in ipairs { ... } do assert.matches(text, tostring(err), 1, true) end
+  end
+
+  it("refuses to write where it reads, around it and inside it", function()
+    local base, dir = out .. "/around/model", out .. "/around/adapter"
+    bs.mkdir(out .. "/around")
+    os.execute(("cp -r tests/data/llama %s && ln -s adapter %s/link"):format(base, out .. "/around"))
+    trained_adapter(base, dir, { r = 2 })
+    local before = read(dir .. "/adapter_model.safetensors")
+    for to, text in pairs {
+      ["/around/adapter"] = "the folder of the adapter", ["/around/adapter/"] = "the folder of the adapter",
+      ["/around/link"] = "the folder of the adapter", ["/around/model/../adapter"] = "the folder of the adapter",
+      ["/around/model"] = "the folder of the model", ["/around"] = "around the folder of the",
+      ["/around/adapter/x/y"] = "inside the folder of the adapter",
+      ["/around/model/x"] = "inside the folder of the model",
+    } do
+      refused(2, { model = base, adapter = dir, out = out .. to, overwrite = true }, text)
+    end
+    assert.equal(before, read(dir .. "/adapter_model.safetensors"))
+    assert.is_true(bs.is_file(dir .. "/adapter_config.json"))
+    assert.same({ "adapter", "link", "model" }, bs.list_folder(out .. "/around"))
+  end)
+
+  it("replaces an earlier model as a whole and keeps everything else", function()
+    local base, dir, merged = "tests/data/llama", out .. "/a-over", out .. "/over"
+    trained_adapter(base, dir, { r = 2 })
+    bs.mkdir(merged .. "/logs")
+    local mine = { "notes.bin", "optimizer.pt", "consolidated.safetensors", "logs/x" }
+    local stale = { "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
+                    "added_tokens.json", "config.json" }
+    for _, list in ipairs { mine, stale } do
+      for _, name in ipairs(list) do bs.write_file(merged .. "/" .. name, name) end
+    end
+    merge.run { model = base, adapter = dir, out = merged, overwrite = true }
+    for _, name in ipairs(mine) do assert.equal(name, read(merged .. "/" .. name)) end
+    assert.same({ "config.json", "consolidated.safetensors", "logs", "model.safetensors", "notes.bin", "optimizer.pt",
+      "reference.json" }, bs.list_folder(merged))
+    bs.write_file(merged .. "/adapter_config.json", "{}")
+    refused(2, { model = base, adapter = dir, out = merged, overwrite = true }, "apply to the merged model once more")
+  end)
+
+  it("copies no adapter, follows no link out of the folder, and opens nothing but files", function()
+    local base, dir, merged = out .. "/links", out .. "/a-links", out .. "/m-links"
+    trained_adapter("tests/data/llama", dir, { r = 2 })
+    bs.mkdir(base)
+    bs.write_file(out .. "/secret.json", "secret")
+    bs.write_file(base .. "/inside.txt", "inside")
+    os.execute(([[cd %s && cp %s/tests/data/llama/config.json . && ln -s %s/tests/data/llama/model.safetensors . &&
+      ln -s ../secret.json tokenizer.json && ln -s inside.txt alias.txt && ln -s /nowhere gone.txt && mkfifo pipe &&
+      echo '{}' > adapter_config.json && ln -s /dev/zero zero && ln -s .. up]]):format(base, os.getenv "PWD",
+      os.getenv "PWD"))
+    local result = merge.run { model = base, adapter = dir, out = merged }
+    table.sort(result.left)
+    assert.same({ "adapter_config.json", "gone.txt (a link to nothing)", "model.safetensors", "pipe",
+      "tokenizer.json (a link out of the folder)", "up", "zero" }, result.left)
+    assert.same({ "alias.txt", "config.json", "inside.txt", "model.safetensors" }, bs.list_folder(merged))
+    assert.equal("inside", read(merged .. "/alias.txt"))
+  end)
+
+  it("takes the files of a download cache, whose links lead to its blobs", function()
+    local root, dir = out .. "/hub", out .. "/a-hub"
+    local base, merged = root .. "/models--x--y/snapshots/abc", out .. "/m-hub"
+    trained_adapter("tests/data/llama", dir, { r = 2 })
+    os.execute(([[mkdir -p %s %s/models--x--y/blobs && cd %s && n=0 &&
+      for f in config.json model.safetensors; do cp %s/tests/data/llama/$f ../../blobs/$f; ln -s ../../blobs/$f $f; done
+      echo tok > ../../blobs/t && ln -s ../../blobs/t tokenizer.json
+      mkdir ../../../other && echo x > ../../../other/blobs && ln -s ../../../other/blobs vocab.json]]):format(base,
+      root, base, os.getenv "PWD"))
+    local result = merge.run { model = base, adapter = dir, out = merged }
+    table.sort(result.left)
+    assert.same({ "model.safetensors", "vocab.json (a link out of the folder)" }, result.left)
+    assert.equal("tok\n", read(merged .. "/tokenizer.json"))
+  end)
+
+  it("refuses a weight that would not be finite, says why, and leaves out= as it was", function()
+    local base, dir, merged = out .. "/finite", out .. "/a-finite", out .. "/m-finite"
+    local name = "model.layers.0.self_attn.q_proj"
+    os.execute(("cp -r tests/data/qwen3_f16 %s"):format(base))
+    trained_adapter(base, dir, { r = 2, targets = { "q_proj" } })
+    local config, file = read(dir .. "/adapter_config.json"), dir .. "/adapter_model.safetensors"
+    local function with(ab, value)
+      local f <close>, arrays = assert(bs.safetensors.open(file)), {}
+      for _, t in ipairs(f:tensors()) do
+        arrays[t.name] = f:read(t.name)
+        if t.name:find(name .. ".lora_" .. ab, 1, true) then arrays[t.name]:set(1, value) end
+      end
+      bs.safetensors.write(file, arrays)
+    end
+    local good = read(file)
+    local settings = { model = base, adapter = dir, out = merged }
+    for _, case in ipairs { { "B", 1 / 0, "lora_B of it holds NaN" }, { "A", 0 / 0, "lora_A of it holds NaN" },
+                            { "B", 1e8, "values pass the largest of f16" } } do
+      with(case[1], case[2])
+      refused(5, settings, "tensor '" .. name .. ".weight' cannot be merged", case[3], "nothing was written")
+      assert.is_nil(bs.list_folder(merged))
+      bs.write_file(file, good)
+    end
+    merge.run(settings)
+    local before = read(merged .. "/model.safetensors")
+    settings.overwrite = true
+    local path = base .. "/model.safetensors"
+    local f <close>, arrays = assert(bs.safetensors.open(path)), {}
+    for _, t in ipairs(f:tensors()) do arrays[t.name] = f:read(t.name) end
+    arrays[name .. ".weight"]:set(3, 0 / 0)
+    bs.safetensors.write(path, arrays)
+    refused(5, settings, "the model's own weight holds NaN")
+    assert.equal(before, read(merged .. "/model.safetensors"))
+    assert.equal(config, read(dir .. "/adapter_config.json"))
+  end)
+
   it("refuses an adapter of another model before it writes anything", function()
     local dir = out .. "/a-other"
     trained_adapter("tests/data/llama", dir, { r = 2 })
