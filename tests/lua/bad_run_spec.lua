@@ -69,6 +69,15 @@ describe("values that are not finite", function()
     broken.fails(5, { "the adapter's '" .. j.instance.params:name(b) .. "' holds NaN" }, j.step, j, { broken.micro() })
   end)
 
+  it("of evaluated rows end with status 5 and the name of the tensor", function()
+    local model = broken.with_nan("model.layers.1.mlp.up_proj.weight")
+    broken.run_fails(5, { "loss of the evaluated rows is not finite", "tensor 'model.layers.1.mlp.up_proj.weight'" },
+      { "recipes/eval.lua", "model=" .. model, "data=tests/data/rows.jsonl", "micro_tokens=40", "home=disk" })
+    broken.run_fails(5, { "loss of the evaluated rows is not finite" },
+      { "recipes/qwen8b_lora.lua", "model=" .. model, "steps=1", "data=tests/data/rows.jsonl",
+        "valid=tests/data/rows.jsonl", "step_tokens=48", "micro_tokens=40", "home=disk", "out=" })
+  end)
+
   it("end the recipe with status 5 and save nothing", function()
     local out = broken.root .. "/nan-out"
     broken.run_fails(5, { "block 'layers.1'", "case/model.safetensors" },

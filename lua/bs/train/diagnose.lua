@@ -9,14 +9,11 @@ local PIECE <const> = 1 << 20 -- bytes of a file that are looked at together; wh
 --- Is it a finite number?
 function diagnose.finite(v) return v == v and v ~= math.huge and v ~= -math.huge end
 
--- A value that is not finite makes the error infinite, of an array against itself too.
-local function finite(a) return bs.array.rel_err(a, a) ~= math.huge end
-
 -- The first boundary (0 = embeddings, i = output of layer i-1) that is not finite, or nil.
 local function first_bad_boundary(inst, micros)
   local first
   inst:walk(micros, { mode = "loss", observe = function(_, i, _, a)
-    if not first and not finite(a) then first = i end
+    if not first and not a:is_finite() then first = i end
   end })
   return first
 end
@@ -42,7 +39,7 @@ local function finite_in_file(path, t)
   while left > 0 do
     local bytes = file:read(math.min(left, PIECE))
     if not bytes then bs.fail("error", "%s ends inside tensor '%s'", path, t.name) end
-    if not finite(bs.array.new(t.dtype, { #bytes // #per }, bytes)) then return false end
+    if not bs.array.new(t.dtype, { #bytes // #per }, bytes):is_finite() then return false end
     left = left - #bytes
   end
   return true
@@ -64,13 +61,14 @@ local function bad_parameter(inst)
   for name in pairs(values) do names[#names + 1] = name end
   table.sort(names)
   for _, name in ipairs(names) do
-    if not finite(values[name]) then return name end
+    if not values[name]:is_finite() then return name end
   end
 end
 
---- Name what made `what` ("loss", ...) non-finite; raises with exit status 5.
-function diagnose.run(inst, micros, what)
-  local unchanged = "nothing was changed by this step"
+--- Name what made `what` ("loss", ...) non-finite; raises with exit status 5. ending: what has become of the work, of a
+-- step by default.
+function diagnose.run(inst, micros, what, ending)
+  local unchanged = ending or "nothing was changed by this step"
   local parameter = bad_parameter(inst)
   if parameter then
     bs.fail("nonfinite", "%s is not finite: %s '%s' holds NaN or infinity; %s", what,
@@ -87,8 +85,9 @@ function diagnose.run(inst, micros, what)
     bs.fail("nonfinite", "%s is not finite: block '%s', tensor '%s' of %s holds NaN or infinity; %s", what, block, name,
       path, unchanged)
   end
-  bs.fail("nonfinite", "%s is not finite, though the weights are%s; %s: lower lr= or look at its data", what,
-    boundary and (" (first seen in the output of layer %d)"):format(boundary - 1) or "", unchanged)
+  bs.fail("nonfinite", "%s is not finite, though the weights are%s; %s: %slook at its data", what,
+    boundary and (" (first seen in the output of layer %d)"):format(boundary - 1) or "", unchanged,
+    ending and "" or "lower lr= or ")
 end
 
 return diagnose

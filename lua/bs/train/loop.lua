@@ -3,6 +3,7 @@
 -- the first SIGINT or SIGTERM ends it at the border of a step; the program ends by that signal.
 local bs = require "bs"
 local budget = require "bs.plan.budget"
+local diagnose = require "bs.train.diagnose"
 local schedule = require "bs.train.schedule"
 
 local loop = {}
@@ -43,12 +44,17 @@ function loop.residency(job, before, after)
     unpinned > 0 and ("; %s of ram are not page-locked"):format(budget.mib(unpinned)) or "")
 end
 
---- Mean loss over all rows of a data set, weighted by trained tokens; nil when a signal came.
+--- Mean loss over all rows of a data set, weighted by trained tokens; nil when a signal came. One that is not finite
+-- ends with exit status 5.
 function loop.evaluate(job, data)
   local sum, n = 0, 0
   for i = 1, data:passes() do
     if interrupted() then return nil end
-    local loss, count = job:walk(data:pass(i), { mode = "loss" })
+    local micros = data:pass(i)
+    local loss, count = job:walk(micros, { mode = "loss" })
+    if not diagnose.finite(loss) then
+      diagnose.run(job.instance, micros, "the loss of the evaluated rows", "the evaluation ends here")
+    end
     sum, n = sum + loss * count, n + count
   end
   return sum / n
