@@ -8,6 +8,10 @@ local model = require "bs.model.model"
 
 local adapter = {}
 local CONFIG <const>, TENSORS <const> = "adapter_config.json", "adapter_model.safetensors"
+local TRIES <const>, MOST <const> = 100, 1 << 24 -- of reading a folder that is replaced meanwhile; bytes of its config
+
+--- Names of the files of an adapter folder, for bs.folder; all other files in one are somebody else's.
+adapter.files = { CONFIG, TENSORS }
 
 -- Options of PEFT that change the mathematics and that we do not have.
 local refused = {
@@ -120,19 +124,35 @@ local function match(m, spec, found, path)
   return list
 end
 
---- Open an adapter folder for a model: {list (as lora.select), spec (r, alpha, rslora, ...), config,
--- tensors, read(full), close}. suffix: of both files' names; "" for a folder in use.
-function adapter.open(m, dir, suffix)
-  local path = dir .. "/" .. CONFIG .. (suffix or "")
+local function open_once(m, dir)
+  local path = dir .. "/" .. CONFIG
   local config = checkpoint.read_json(path)
   check_config(path, config)
   local spec = spec_of(path, config)
-  local file, message = bs.safetensors.open(dir .. "/" .. TENSORS .. (suffix or ""))
+  local file, message = bs.safetensors.open(dir .. "/" .. TENSORS)
   if not file then bs.fail("error", "%s", message) end
   local tensors = find_tensors(m, file)
   local self = { config = config, spec = spec, file = file, tensors = tensors }
   self.list = match(m, spec, tensors, file:path())
   return setmetatable(self, saved)
+end
+
+--- Open an adapter folder for a model: {list (as lora.select), spec (r, alpha, rslora, ...), config,
+-- tensors, read(full), close}. Both files are of one save: where a save has come between, they are opened again, and
+-- where a process ended while it moved them, the folder is put in order.
+function adapter.open(m, dir)
+  local path = dir .. "/" .. CONFIG
+  for _ = 1, TRIES do
+    if not bs.is_file(path) then bs.folder.recover(dir, adapter.files) end
+    local before = bs.read_file(path, MOST)
+    local ok, opened = pcall(open_once, m, dir)
+    if bs.read_file(path, MOST) == before then
+      if not ok then error(opened, 0) end
+      return opened
+    end
+    if ok then opened:close() end
+  end
+  bs.fail("error", "%s: the adapter is being replaced all the time; try again when that has ended", dir)
 end
 
 -- ---- writing -------------------------------------------------------------------------------------------
@@ -177,9 +197,6 @@ local function peft_config(spec)
     task_type = "CAUSAL_LM", use_dora = false, use_rslora = lora_spec.rslora == true,
   }
 end
-
---- Names of the files of an adapter folder, for bs.folder; all other files in one are somebody else's.
-adapter.files = { CONFIG, TENSORS }
 
 --- Write the adapters of a spec to a folder that is there, matrix by matrix. params holds the values, by_name their ids
 -- (lora.register). A value that is not finite is refused by the name of its tensor.

@@ -6,6 +6,7 @@ local files = require "bs.settings.files"
 local folder = require "bs.model.folder"
 local quantised = require "bs.model.quantised"
 local tell = require "bs.model.tell"
+local write_model = require "bs.model.write_model"
 
 local checkpoint = {}
 
@@ -92,6 +93,7 @@ end
 function checkpoint.open(dir)
   dir = #dir > 1 and dir:gsub("/+$", "") or dir
   local self = { dir = dir, tensors = {}, files = {}, unlisted = {}, stale = {} }
+  if not bs.is_file(dir .. "/config.json") then write_model.recover(dir) end
   if not bs.is_file(dir .. "/config.json") then folder.no_config(dir) end
   self.config = checkpoint.read_json(dir .. "/config.json", CONFIG_MOST)
   local index = dir .. "/model.safetensors.index.json"
