@@ -57,6 +57,8 @@ function parameters.load(spec, holder)
       local first, second = spec.saved:read(a.full)
       params:set(id.a, first)
       params:set(id.b, second)
+      first:close() -- an adapter is not in memory twice
+      second:close()
     else
       params:init_kaiming(id.a, spec.seed)
     end
