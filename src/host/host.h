@@ -7,6 +7,9 @@
 
 #include <lua.h>
 
+/* streams.c: fill standard streams that are closed, and let writes to them fail as the program wants it. First. */
+void host_streams(void);
+
 /* signal.c: run a function as lua_pcall does while SIGINT can interrupt it. */
 int host_call(lua_State *L, int n_args, int n_results);
 /* The signal that interrupted the script or that it was told of; 0: none. */

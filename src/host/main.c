@@ -259,6 +259,7 @@ static void give_back_memory(void)
 int main(int argc, char **argv)
 {
     options o = {0};
+    host_streams();
     give_back_memory();
     int status = collect(argc, argv, &o);
     if (status != BSLUA_EXIT_DONE)
@@ -272,8 +273,6 @@ int main(int argc, char **argv)
     }
     if (o.version)
         printf("bslua %s  %s\n", bs_version(), LUA_COPYRIGHT);
-    /* a log that may not grow is no reason to lose the run: writes fail instead */
-    signal(SIGXFSZ, SIG_IGN);
     lua_State *L = luaL_newstate();
     if (!L) {
         fputs("bslua: not enough memory\n", stderr);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** signal.c: Ctrl-C. The handler only stores numbers, sets libbs's cancel flag and calls lua_sethook,
-** which is the one function of Lua that a signal may call. The interruption is sticky: the hook stays
-** and every bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A
-** second signal takes the default action. A coroutine has no hook: in one that never calls bs only the
-** second signal helps.
+** signal.c: Ctrl-C, and the other signals that end a run. The handler only stores numbers, sets libbs's cancel flag and
+** calls lua_sethook, which is the one function of Lua that a signal may call. The interruption is sticky: the hook
+** stays and every bs call fails until the script has unwound, so that pcall in a loop cannot swallow it. A second
+** signal takes the default action. A coroutine has no hook: in one that never calls bs only the second signal helps.
 **
-** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one
-** is only noted, with a line on stderr, and the next ones act as said above.
+** A script that wants to end in its own time holds the signals (module "bs.host"): then the first one is only noted,
+** with a line on stderr, and the next one acts as said above. What has not ended some seconds later is ended by force:
+** a library may wait for ever where nothing looks at the flag.
 */
 #include "host/host.h"
 
@@ -20,18 +20,64 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 #include <unistd.h>
+
+static const char hold_type[] = "bs.host.hold", interrupted_type[] = "bs.host.interrupted";
+
+/* Seconds that a script has to unwind once a second signal has come. */
+#define PATIENCE 3
+
+/* What ends a run. `meant`: a second one is meant as such; the others are repeated by the system: a closed terminal is
+   told by kernel and shell, a pipe at every write, processor time every second. `optional`: left alone where the
+   program was started with it ignored, as under nohup. */
+static const struct ending {
+    int sig;
+    bool meant, optional;
+    const char *name, *cause; /* behind "bslua: " */
+} ending[] = {
+    {SIGINT, true, false, "INT", ""},
+    {SIGTERM, true, true, "TERM", ""},
+    {SIGHUP, false, true, "HUP", "the terminal is gone; "},
+    {SIGPIPE, false, false, "PIPE", "nobody reads the output any more; "},
+    {SIGXCPU, false, true, "XCPU", "the limit of processor time is reached; "},
+};
+
+enum { ENDINGS = sizeof ending / sizeof *ending };
 
 static lua_State *main_state; /* both are set before the handler is installed */
 static pthread_t main_thread;
 static volatile sig_atomic_t noted, held, acted;
+static struct sigaction before[ENDINGS]; /* what a hold has replaced */
 
+static const struct ending *ending_of(int sig)
+{
+    const struct ending *e = ending;
+    while (e->sig != sig)
+        e++;
+    return e;
+}
+
+static int interrupted_text(lua_State *L)
+{
+    lua_getfield(L, 1, "message");
+    return 1;
+}
+
+/* The error that ends the script: one line, without a traceback. */
 static void interrupt(lua_State *L, lua_Debug *ar)
 {
     (void)ar;
-    luaL_where(L, 0);
+    lua_createtable(L, 0, 2);
+    lua_pushinteger(L, 128 + noted);
+    lua_setfield(L, -2, "bs_exit");
     lua_pushliteral(L, "interrupted!");
-    lua_concat(L, 2);
+    lua_setfield(L, -2, "message");
+    if (luaL_newmetatable(L, interrupted_type)) {
+        lua_pushcfunction(L, interrupted_text);
+        lua_setfield(L, -2, "__tostring");
+    }
+    lua_setmetatable(L, -2);
     lua_error(L);
 }
 
@@ -43,12 +89,38 @@ static void install(int sig, void (*handler)(int))
 }
 
 /* Callable from a signal handler. */
-static void tell_held(void)
+static void tell(const char *text)
 {
-    static const char text[] = "bslua: stopping at the next good place; the same again stops at once\n";
     int kept = errno;
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
+    if (write(STDERR_FILENO, text, strlen(text)) < 0)
         errno = kept;
+}
+
+static void tell_held(const struct ending *e)
+{
+    tell("bslua: ");
+    tell(e->cause);
+    tell(e->meant ? "stopping at the next good place; the same again stops at once\n"
+                  : "stopping at the next good place\n");
+}
+
+/* SIGALRM, some seconds after the signal that should have ended the script. */
+static void end_by_force(int sig)
+{
+    (void)sig;
+    install(noted, SIG_DFL);
+    kill(getpid(), noted);
+}
+
+static void act(void)
+{
+    acted = 1;
+    for (int i = 0; i < ENDINGS; i++)
+        if (ending[i].meant)
+            install(ending[i].sig, SIG_DFL);
+    bs_cancel(true);
+    /* Not on calls and returns: a <close> method in C must run before the hook raises again. */
+    lua_sethook(main_state, interrupt, LUA_MASKCOUNT, 1);
 }
 
 static void on_signal(int sig)
@@ -58,23 +130,26 @@ static void on_signal(int sig)
         pthread_kill(main_thread, sig);
         return;
     }
+    const struct ending *e = ending_of(sig);
+    if (noted && !e->meant)
+        return;
     bool first = noted == 0;
     noted = sig;
     if (held && first) {
-        tell_held();
+        tell_held(e);
         return;
     }
-    acted = 1;
-    install(sig, SIG_DFL);
-    bs_cancel(true);
-    /* Not on calls and returns: a <close> method in C must run before the hook raises again. */
-    lua_sethook(main_state, interrupt, LUA_MASKCOUNT, 1);
+    if (!first) {
+        install(SIGALRM, end_by_force);
+        alarm(PATIENCE);
+    }
+    act();
 }
 
 static int traceback(lua_State *L)
 {
     if (lua_type(L, 1) == LUA_TSTRING)
-        return bsl_traceback(L);
+        return acted ? 1 : bsl_traceback(L);
     if (lua_istable(L, 1) && lua_getfield(L, 1, "bs_exit") != LUA_TNIL) {
         lua_settop(L, 1);
         return 1;
@@ -111,37 +186,48 @@ int host_signal(void)
 
 /* ---- module "bs.host" --------------------------------------------------------------------------- */
 
-static const char hold_type[] = "bs.host.hold";
-
 static int l_release(lua_State *L)
 {
     bool *open = luaL_checkudata(L, 1, hold_type);
     if (*open && --held == 0)
-        install(SIGTERM, SIG_DFL);
+        for (int i = 0; i < ENDINGS; i++)
+            if (ending[i].sig != SIGINT)
+                sigaction(ending[i].sig, &before[i], NULL);
     *open = false;
     return 0;
 }
 
-/* hold(): until the result is closed, the first SIGINT or SIGTERM is only noted. */
+/* All but SIGINT, which host_call has. */
+static void take_signals(void)
+{
+    for (int i = 0; i < ENDINGS; i++) {
+        if (ending[i].sig == SIGINT)
+            continue;
+        sigaction(ending[i].sig, NULL, &before[i]);
+        if (!ending[i].optional || before[i].sa_handler != SIG_IGN)
+            install(ending[i].sig, on_signal);
+    }
+}
+
+/* hold(): until the result is closed, the first signal that would end the program is only noted. */
 static int l_hold(lua_State *L)
 {
     bool *open = lua_newuserdatauv(L, sizeof *open, 0);
     *open = false;
     luaL_setmetatable(L, hold_type);
     if (held++ == 0)
-        install(SIGTERM, on_signal);
+        take_signals();
     *open = true;
     return 1;
 }
 
-/* interrupted(): "INT" or "TERM" when a signal has come, else nil. The program ends by that signal. */
+/* interrupted(): the name of the signal that has come ("INT", "TERM", ...), else nil. The program ends by it. */
 static int l_interrupted(lua_State *L)
 {
-    int sig = noted;
-    if (sig == 0)
+    if (noted == 0)
         lua_pushnil(L);
     else
-        lua_pushstring(L, sig == SIGTERM ? "TERM" : "INT");
+        lua_pushstring(L, ending_of(noted)->name);
     return 1;
 }
 

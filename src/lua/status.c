@@ -47,6 +47,7 @@ int bsl_traceback(lua_State *L)
     case BS_IO:
     case BS_DEVICE:
     case BS_UNSUPPORTED:
+    case BS_CANCELLED:
         return 1;
     default:
         luaL_traceback(L, L, lua_tostring(L, 1), 1);

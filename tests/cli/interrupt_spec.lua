@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Ctrl-C and SIGTERM while training: the first ends the run at the border of a step and saves, the second ends
--- it at once. And a disk that is full while the adapter is saved.
+-- Ctrl-C, SIGTERM, a closed terminal and a closed pipe while training: the first ends the run at the border of a step
+-- and saves; a second one that is meant ends it at once. And streams that cannot be written, and a disk that is full
+-- while the adapter is saved.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local qwen3 = require "bs.family.qwen3"
@@ -8,7 +9,7 @@ local tiny = require "tiny"
 
 local bslua = assert(os.getenv "BSLUA" or arg and arg[-1], "BSLUA is not set")
 local root = tiny.folder("interrupt-" .. bs.pid())
-local INT <const>, TERM <const> = 2, 15
+local HUP <const>, INT <const>, PIPE <const>, TERM <const>, XCPU <const> = 1, 2, 13, 15, 24
 teardown(function() os.execute("rm -r " .. root) end)
 
 local function quote(word) return "'" .. word:gsub("'", "'\\''") .. "'" end
@@ -59,7 +60,7 @@ local function job_run(...) return run { "tests/support/interrupted_job.lua", mo
 local function adapter(dir) return read(dir .. "/adapter_model.safetensors") end
 
 describe("the recipe", function()
-  for name, number in pairs { INT = INT, TERM = TERM } do
+  for name, number in pairs { INT = INT, TERM = TERM, HUP = HUP, XCPU = XCPU } do
     it("ends at the border of a step after SIG" .. name .. ", saves, and is trained on from there", function()
       local out = root .. "/" .. name
       local p = start(recipe(out, "steps=1000000", "valid=tests/data/rows.jsonl"))
@@ -85,6 +86,50 @@ describe("the recipe", function()
       assert.same({ "exit", 0 }, { how, code }, text)
     end)
   end
+
+  -- Through a shell, with its standard streams as `streams` says; status, and what it said on stderr if that is a file.
+  local function with_streams(words, before, streams)
+    local line, status, err = {}, root .. "/status.txt", root .. "/err.txt"
+    for i, w in ipairs(words) do line[i] = quote(w) end
+    os.execute(("rm -f %s; (%s { %s %s; echo $? >%s; } %s) 2>%s"):format(err, before, quote(bslua),
+      table.concat(line, " "), status, streams, err))
+    return tonumber(read(status)), read(err)
+  end
+
+  it("saves when nobody reads its output any more", function()
+    for _, streams in ipairs { "| head -n 9 >/dev/null", "2>&1 | head -n 9 >/dev/null" } do
+      for _, before in ipairs { "", "trap '' PIPE;" } do -- a parent that ignores it leaves that to its children
+        local out = root .. "/pipe"
+        os.execute("rm -rf " .. out)
+        local code, err = with_streams(recipe(out, "steps=1000000"), before, streams)
+        assert.equal(128 + PIPE, code)
+        assert.is_truthy(adapter(out))
+        if not streams:find("2>&1") then assert.matches("nobody reads the output any more; stopping at", err) end
+      end
+    end
+  end)
+
+  it("is not ended by a closed terminal under nohup", function()
+    local out = root .. "/nohup"
+    local p = start(recipe(out, "steps=200"), "trap '' HUP;")
+    p.wait("step 3/")
+    p.kill("HUP")
+    local how, code, text = p.finish()
+    assert.same({ "exit", 0 }, { how, code })
+    assert.is_truthy(text:find("\nstep 200/200", 1, true))
+  end)
+
+  it("runs to its end when its streams are closed or full", function()
+    for _, streams in ipairs { ">&-", ">/dev/null 2>&-", ">&- 2>&- <&-", ">/dev/full", ">/dev/full 2>&1" } do
+      local out = root .. "/streams"
+      os.execute("rm -rf " .. out)
+      assert.equal(0, (with_streams(recipe(out, "steps=2"), "", streams)), streams)
+      local want = root .. "/streams-want"
+      if not adapter(want) then assert.equal("exit", (run(recipe(want, "steps=2")))) end
+      assert.equal(adapter(want), adapter(out), streams)
+      assert.equal(read(want .. "/adapter_config.json"), read(out .. "/adapter_config.json"), streams)
+    end
+  end)
 
   it("leaves the old adapter whole when the disk is full", function()
     local out = root .. "/full"
@@ -150,11 +195,23 @@ describe("the first signal", function()
   end)
 end)
 
+describe("a signal that the system repeats", function()
+  for _, signals in ipairs { "HUP,HUP", "XCPU,XCPU", "TERM,HUP", "INT,PIPE" } do
+    it("does not end the step: " .. signals, function()
+      local out = root .. "/repeated"
+      local how, code, text = job_run("13", signals, out)
+      assert.same({ "signal", ({ H = HUP, X = XCPU, T = TERM, I = INT })[signals:sub(1, 1)] }, { how, code })
+      assert.is_truthy(text:find("finished\t1\t" .. signals:match("%a+"), 1, true), text)
+    end)
+  end
+end)
+
 describe("the second signal", function()
   local function check(how, text, out)
     assert.equal("signal", how)
     assert.is_truthy(text:find("interrupted!", 1, true) or text:find("cancelled", 1, true), text)
     assert.is_nil(text:find("finished", 1, true))
+    assert.is_nil(text:find("stack traceback", 1, true), text)
     assert.is_nil(text:find("Sanitizer", 1, true))
     assert.is_nil(adapter(out))
   end
@@ -167,6 +224,21 @@ describe("the second signal", function()
         check(how, text, out)
       end
     end
+  end)
+
+  it("ends by force what does not look", function()
+    local how, code, text = run { "-e", [[
+      local bs, host = require "bs", require "bs.host"
+      local hold <close> = host.hold()
+      coroutine.wrap(function()
+        for _ = 1, 2 do
+          io.popen("kill -TERM " .. bs.pid()):close()
+          repeat until host.interrupted()
+        end
+        while true do end
+      end)()]] }
+    assert.same({ "signal", TERM }, { how, code })
+    assert.matches("^bslua: stopping at the next good place; the same again stops at once$", text)
   end)
 
   it("may come at any moment", function()
