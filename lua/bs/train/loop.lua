@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- The training loop: steps over a data set, evaluation, progress lines, the saved adapter. While it runs,
--- the first SIGINT or SIGTERM ends it at the border of a step; the program ends by that signal.
+-- the first signal (Ctrl-C, SIGTERM, a closed terminal or pipe) ends it at the border of a step, and the program ends
+-- by that signal. What fails in a step leaves the adapter of the steps before it.
 local bs = require "bs"
 local budget = require "bs.plan.budget"
 local diagnose = require "bs.train.diagnose"
@@ -85,18 +86,49 @@ local function one_step(job, o, step, result)
   if step <= 2 or step % 10 == 0 or step == o.steps then o.say("  %s", loop.residency(job, before, after)) end
 end
 
+local function to_save(o, result) return o.out and o.out ~= "" and result.steps > 0 end
+
 local function save(job, o, result)
-  if not o.out or o.out == "" or result.steps == 0 then return end
+  if not to_save(o, result) then return end
   job:save(o.out)
   result.saved = true
   o.say("adapter saved in %s", o.out)
 end
 
+-- Something failed: a step, the rows for it, an evaluation. A step is a transaction, so the parameters are those of the
+-- steps before. The logits of a save's test would need the checkpoint, which may be what failed. A second signal asks
+-- for an end at once.
+local function rescue(job, o, result)
+  if not to_save(o, result) or bs.cancelled() then return end
+  local what = ("the adapter of %d steps"):format(result.steps)
+  if job.instance.applying then
+    bs.log("%s is not saved: what failed had changed a part of it", what)
+    return
+  end
+  local ok, why = pcall(job.save, job, o.out, { walk = false })
+  if ok then
+    bs.log("%s is saved in %s, its bits tested, its logits not; to train on from there: adapter=%s", what, o.out, o.out)
+  else
+    bs.log("%s could not be saved: %s", what, tostring(why))
+  end
+end
+
+-- The steps, and the evaluations between them.
+local function run_steps(job, o, result)
+  for step = 1, o.steps do
+    if interrupted() then break end
+    one_step(job, o, step, result)
+    if result.eval_due(step) then
+      result.last_eval = held_out(job, o, ("after step %d"):format(step)) or result.last_eval
+    end
+  end
+end
+
 --- Train. o: {data, steps, lr, schedule and warmup (see bs.train.schedule; default constant), weight_decay, clip,
 -- valid and eval_every (held-out rows are evaluated before, every so many steps, and at the end), out (folder
--- of the adapter; it is saved before the last evaluation), say(fmt, ...) prints a line}. Returns {steps,
--- tokens, losses, reads, first_eval, last_eval, seconds, step_seconds, data_seconds, saved, interrupted =
--- "INT" or "TERM"}.
+-- of the adapter; it is saved before the last evaluation, and when a step fails), say(fmt, ...) prints a line}. Returns
+-- {steps, tokens, losses, reads, first_eval, last_eval, seconds, step_seconds, data_seconds, saved, interrupted = the
+-- name of a signal}.
 function loop.train(job, o)
   local _ <close> = host and host.hold()
   local every, start = o.valid and o.eval_every or 0, bs.now()
@@ -106,12 +138,10 @@ function loop.train(job, o)
     eval_due = function(step) return every > 0 and step % every == 0 and step < o.steps end,
   }
   result.first_eval = held_out(job, o, "before training")
-  for step = 1, o.steps do
-    if interrupted() then break end
-    one_step(job, o, step, result)
-    if result.eval_due(step) then
-      result.last_eval = held_out(job, o, ("after step %d"):format(step)) or result.last_eval
-    end
+  local ok, err = xpcall(run_steps, bs.traceback, job, o, result)
+  if not ok then
+    rescue(job, o, result)
+    error(err, 0)
   end
   result.interrupted = interrupted()
   if result.interrupted then

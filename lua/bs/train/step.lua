@@ -41,10 +41,12 @@ function step.run(inst, micros, number, o)
   if loss then check_finite(inst, micros, "loss", loss) end
   check_finite(inst, micros, "the gradient's norm", norm)
   if o.apply then
+    inst.applying = true -- left so by what fails there: a part of the parameters has changed
     inst:apply({
       step = number, lr = o.lr, beta1 = o.beta1, beta2 = o.beta2, eps = o.eps, weight_decay = o.weight_decay,
       clip = o.clip,
     }, norm)
+    inst.applying = nil
   end
   local tokens = 0
   for j = 0, #micros - 1 do tokens = tokens + inst.batch:tokens(j) end
