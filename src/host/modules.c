@@ -32,7 +32,10 @@ static int search(lua_State *L)
     for (const bsl_embedded *f = bsl_embedded_files; f->name; f++) {
         if (strcmp(f->name, name) != 0)
             continue;
-        if (luaL_loadbufferx(L, (const char *)f->data, f->size, f->chunk, "t") != LUA_OK)
+        int status = luaL_loadbufferx(L, (const char *)f->data, f->size, f->chunk, "t");
+        if (status == LUA_ERRMEM)
+            return lua_error(L); /* its text is known for what it is */
+        if (status != LUA_OK)
             return luaL_error(L, "error loading embedded module '%s':\n\t%s", name,
                               lua_tostring(L, -1));
         lua_pushstring(L, f->chunk);

@@ -41,6 +41,8 @@ int bsl_traceback(lua_State *L)
     lua_settop(L, 1);
     if (lua_type(L, 1) != LUA_TSTRING || strstr(lua_tostring(L, 1), "\nstack traceback:"))
         return 1;
+    if (strcmp(lua_tostring(L, 1), "not enough memory") == 0) /* Lua's own */
+        return 1;
     switch (bsl_statusof(L, 1)) {
     case BS_NOMEM:
     case BS_DEVMEM:
