@@ -129,8 +129,10 @@ typedef struct bsk_entry {
 extern const bsk_entry bsk_cpu[BSK_OP_COUNT];
 /* Runs every task on the calling thread. */
 extern bsk_par bsk_par_serial;
-/* Loads OpenBLAS where there is one, to be used single-threaded; call it before products. */
-void bsk_cpu_init(void);
+/* Chooses what products are computed by: OpenBLAS where there is one with room for its buffers, else plain loops, told
+   in a log line where room was the reason. Call it before so many threads compute products. The choice is made once;
+   false, with the failure recorded: it was OpenBLAS, and there is no room for more threads. */
+bool bsk_cpu_init(int threads);
 /* "openblas" or "plain": what products are computed by. */
 const char *bsk_cpu_gemm_name(void);
 

@@ -32,6 +32,11 @@ typedef void bsk_body(const void *arg, int64_t first, int64_t end);
    microseconds of work, and small inputs are one chunk on the calling thread. */
 void bsk_chunks(bsk_par *par, int64_t n, int64_t cost, bsk_body *body, const void *arg);
 
+/* cblas_sgemm of a BLAS that bsk_cpu_init has loaded (blas.c); NULL: plain loops. */
+typedef void bsk_sgemm_fn(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a,
+                          int lda, const float *b, int ldb, float beta, float *c, int ldc);
+extern bsk_sgemm_fn *bsk_sgemm;
+
 /* C = alpha op(A) op(B) + beta C on the calling thread; arguments as bsk_gemm_f32. */
 void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
                   int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc);

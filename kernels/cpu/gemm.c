@@ -3,13 +3,8 @@
 ** gemm.c: C = alpha op(A) op(B) + beta C, row-major. With a BLAS, C is cut into a grid of tiles
 ** that is a function of M, N, K only and every tile is one single-threaded BLAS call, so the bits
 ** do not depend on the number of threads. Without one, plain blocked loops. beta 0 never reads C.
-** OpenBLAS is loaded by the program where the system has it, so that a program runs without it and
-** need not bring its 36 MB along; bsk_cpu_init does that before any thread computes.
 */
 #include "cpu.h"
-
-#include <dlfcn.h>
-#include <pthread.h>
 
 enum {
     BLOCK = 64,      /* plain: C is done in tiles of BLOCK x BLOCK, K in steps of BLOCK */
@@ -104,57 +99,22 @@ void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, in
     par->run(par, tasks, plain_task, &g);
 }
 
-/* ---- OpenBLAS ---- */
+/* ---- with a BLAS ---- */
 
-/* Its C interface, with the values of cblas.h. */
+/* Values of cblas.h. */
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-typedef void sgemm_fn(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a,
-                      int lda, const float *b, int ldb, float beta, float *c, int ldc);
-typedef void set_threads_fn(int n);
-
-static sgemm_fn *sgemm; /* NULL: plain loops */
-
-static void *symbol(void *library, const char *name)
-{
-    return library ? dlsym(library, name) : NULL;
-}
-
-/* The library stays loaded: it has threads of its own. */
-static void load(void)
-{
-    void *library = BS_HAVE_BLAS ? dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL) : NULL;
-    void *gemm = symbol(library, "cblas_sgemm"), *set = symbol(library, "openblas_set_num_threads");
-    set_threads_fn *set_threads;
-    if (!gemm || !set)
-        return;
-    memcpy(&set_threads, &set, sizeof set);
-    set_threads(1);
-    memcpy(&sgemm, &gemm, sizeof gemm);
-}
-
-void bsk_cpu_init(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, load);
-}
-
-const char *bsk_cpu_gemm_name(void)
-{
-    bsk_cpu_init();
-    return sgemm ? "openblas" : "plain";
-}
 
 void bsk_gemm_one(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
                   int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc)
 {
     if (M <= 0 || N <= 0)
         return;
-    if (!sgemm || K <= 0) /* BLAS wants leading dimensions of at least 1 even then */
+    if (!bsk_sgemm || K <= 0) /* BLAS wants leading dimensions of at least 1 even then */
         bsk_gemm_plain_f32(&bsk_par_serial, ta, tb, M, N, BSI_MAX(K, 0), alpha, A, lda, B, ldb, beta, C,
                            ldc);
     else
-        sgemm(ROW_MAJOR, ta ? TRANS : NO_TRANS, tb ? TRANS : NO_TRANS, (int)M, (int)N, (int)K, alpha, A,
-              (int)lda, B, (int)ldb, beta, C, (int)ldc);
+        bsk_sgemm(ROW_MAJOR, ta ? TRANS : NO_TRANS, tb ? TRANS : NO_TRANS, (int)M, (int)N, (int)K,
+                  alpha, A, (int)lda, B, (int)ldb, beta, C, (int)ldc);
 }
 
 /* n cut into the fewest tiles of at most `most`, all about equal, in whole units of 16. Equal, because the last
@@ -206,7 +166,7 @@ void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t 
     struct gemm g = {ta, tb, M, N, K, alpha, beta, A, B, C, lda, ldb, ldc, M, N};
     if (M <= 0 || N <= 0)
         return;
-    if (!sgemm) {
+    if (!bsk_sgemm) {
         bsk_gemm_plain_f32(par, ta, tb, M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
         return;
     }

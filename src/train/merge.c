@@ -88,8 +88,7 @@ bs_status bs_lora_merge(bs_array *w, const bs_array *a, const bs_array *b, doubl
     int64_t pieces = (m.out + m.step - 1) / m.step;
     long cores = threads > 0 ? threads : sysconf(_SC_NPROCESSORS_ONLN);
     int n = (int)BSI_MAX(BSI_MIN(BSI_MIN((int64_t)cores, pieces), (int64_t)MOST_THREADS), 1);
-    bs_status st = BS_OK;
-    bsk_cpu_init();
+    bs_status st = bsk_cpu_init(n) ? BS_OK : BS_NOMEM;
     for (int i = 0; i < n && st == BS_OK; i++) {
         k[i].m = &m;
         k[i].piece = bsi_alloc(BS_TAG_STAGING, (size_t)(m.step * m.in) * sizeof(float));

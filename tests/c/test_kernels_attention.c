@@ -378,7 +378,8 @@ static void test_cached(void **state)
 
 int main(void)
 {
-    bsk_cpu_init();
+    if (!bsk_cpu_init(4))
+        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain_self), cmocka_unit_test(test_plain_gradients),
         cmocka_unit_test(test_tiled),      cmocka_unit_test(test_sinks),

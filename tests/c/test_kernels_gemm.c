@@ -188,7 +188,8 @@ static void test_table(void **state)
 
 int main(void)
 {
-    bsk_cpu_init();
+    if (!bsk_cpu_init(4))
+        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),      cmocka_unit_test(test_gemm), cmocka_unit_test(test_empty),
         cmocka_unit_test(test_plain_rows), cmocka_unit_test(test_nan),  cmocka_unit_test(test_table),

@@ -171,7 +171,7 @@ end
 -- The process before the job. What a device loads (BLAS, a driver) is part of it. A device that is not there is told
 -- by the job.
 local function process_bytes(cfg)
-  local ok, device = pcall(bs.device.open, cfg.device, {})
+  local ok, device = pcall(bs.device.open, cfg.device, { threads = cfg.threads })
   if ok then device:close() end
   return (bs.rss())
 end

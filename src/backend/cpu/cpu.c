@@ -23,18 +23,20 @@ typedef struct cpu_mem { /* what bsi_mem.impl is */
 static bs_status cpu_open(const bs_dev_cfg *cfg, const bsi_dev_ops *inner, bs_dev *dev)
 {
     (void)inner;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = cfg->threads ? cfg->threads : (int)BSI_MAX(cores, 1L);
+    if (!bsk_cpu_init(threads))
+        return BS_NOMEM;
     cpu_dev *d = bsi_alloc(BS_TAG_MISC, sizeof *d);
     if (!d)
         return BS_NOMEM;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    d->threads = cfg->threads ? cfg->threads : (int)BSI_MAX(cores, 1L);
+    d->threads = threads;
     d->jitter_us = cfg->jitter_us;
     d->jitter_seed = cfg->jitter_seed;
     d->fail_call = cfg->fail_call;
     d->fail_pin = cfg->fail_pin;
     pthread_mutex_init(&d->profile_lock, NULL);
     dev->impl = d;
-    bsk_cpu_init();
     return BS_OK;
 }
 
