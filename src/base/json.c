@@ -2,7 +2,8 @@
 /*
 ** json.c: the one reader of JSON trees: headers, manifests, settings of tokenizers, rows and configurations. A scan
 ** makes the text safe to give to cJSON, whose parser is lax and counts on strings without zero bytes; it also counts
-** values and strings, which bounds the memory of the tree before any of it is allocated. Grammar is cJSON's to check.
+** values and strings, which bounds the memory of the tree before any of it is allocated. Grammar is cJSON's to check;
+** what it refuses is looked at again, to tell memory that was gone from a text that is wrong.
 */
 #include "base/json.h"
 #include "base/utf8.h"
@@ -129,9 +130,8 @@ static bool scan_text(scan *s)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Asked before cJSON is: it says nothing of why it gave up, so that memory that is gone would be told as a text that is
-   wrong. Its hooks would tell, but they are the process's, and so not a library's to set. The pointer is volatile
-   because a compiler may leave out an allocation that is freed unused. */
+/* Asked before cJSON is: the whole tree at once, so that what cannot be had is known before any of it is made. The
+   pointer is volatile because a compiler may leave out an allocation that is freed unused. */
 static bool have_memory(size_t bytes)
 {
     if (bsi_alloc_injected())
@@ -142,7 +142,145 @@ static bool have_memory(size_t bytes)
     return there;
 }
 
+/* ---- the grammar ----------------------------------------------------------------------------- */
+
+/* cJSON says nothing of why it gave up, and its hooks, which would tell, are the process's and so not a library's to
+   set. A text that it should have taken was refused for want of memory. So this is asked only after a refusal, and goes
+   by what cJSON takes where that is less than JSON. */
+typedef struct grammar {
+    const unsigned char *s;
+    size_t n, at;
+} grammar;
+
+#define NUMBER_MOST 63 /* characters; cJSON cuts longer ones */
+
+static bool take(grammar *g, const char *text)
+{
+    size_t k = strlen(text);
+    if (g->n - g->at < k || memcmp(g->s + g->at, text, k) != 0)
+        return false;
+    g->at += k;
+    return true;
+}
+
+static void space(grammar *g)
+{
+    while (g->at < g->n && g->s[g->at] <= ' ')
+        g->at++;
+}
+
+static bool digits(grammar *g)
+{
+    size_t first = g->at;
+    while (g->at < g->n && g->s[g->at] >= '0' && g->s[g->at] <= '9')
+        g->at++;
+    return g->at > first;
+}
+
+static bool number(grammar *g)
+{
+    size_t first = g->at;
+    (void)take(g, "-");
+    if (!digits(g) || (take(g, ".") && !digits(g)))
+        return false;
+    if (take(g, "e") || take(g, "E")) {
+        (void)(take(g, "+") || take(g, "-"));
+        if (!digits(g))
+            return false;
+    }
+    return g->at - first <= NUMBER_MOST;
+}
+
+/* Behind "\u": the code unit, or -1. */
+static long code_unit(grammar *g)
+{
+    char text[5] = {0}, *end;
+    if (g->n - g->at < 4)
+        return -1;
+    memcpy(text, g->s + g->at, 4);
+    if (strspn(text, "0123456789abcdefABCDEF") != 4)
+        return -1;
+    g->at += 4;
+    return strtol(text, &end, 16);
+}
+
+static bool escape(grammar *g)
+{
+    if (!take(g, "u"))
+        return g->at < g->n && g->s[g->at] && strchr("\"\\/bfnrt", g->s[g->at++]);
+    long high = code_unit(g);
+    if (high < 0xD800 || high > 0xDFFF)
+        return high >= 0;
+    if (high >= 0xDC00 || !take(g, "\\u"))
+        return false;
+    long low = code_unit(g);
+    return low >= 0xDC00 && low <= 0xDFFF;
+}
+
+static bool string(grammar *g)
+{
+    if (!take(g, "\""))
+        return false;
+    while (g->at < g->n) {
+        unsigned char c = g->s[g->at++];
+        if (c == '"')
+            return true;
+        if (c == '\\' && !escape(g))
+            return false;
+    }
+    return false;
+}
+
+static bool value(grammar *g);
+
+/* An array, or an object with keys; g->at is behind the bracket that opens it. */
+static bool members(grammar *g, const char *end, bool keys)
+{
+    space(g);
+    if (take(g, end))
+        return true;
+    do {
+        space(g);
+        if (keys && !string(g))
+            return false;
+        space(g);
+        if ((keys && !take(g, ":")) || !value(g))
+            return false;
+    } while (take(g, ","));
+    return take(g, end);
+}
+
+/* With white space around it. The scan bounds how deep it goes. */
+static bool value(grammar *g)
+{
+    bool ok;
+    space(g);
+    if (take(g, "["))
+        ok = members(g, "]", false);
+    else if (take(g, "{"))
+        ok = members(g, "}", true);
+    else if (g->at < g->n && g->s[g->at] == '"')
+        ok = string(g);
+    else
+        ok = take(g, "true") || take(g, "false") || take(g, "null") || number(g);
+    space(g);
+    return ok;
+}
+
+static bool well_formed(const char *text, size_t n)
+{
+    grammar g = {.s = (const unsigned char *)text, .n = n};
+    return value(&g);
+}
+
 /* ---- the parse ------------------------------------------------------------------------------- */
+
+static bs_status no_memory(const char *what, size_t need, size_t n)
+{
+    return bsi_fail(BS_NOMEM,
+                    "%s%sabout %zu bytes of host memory for %zu bytes of JSON are not available",
+                    what ? what : "", what ? ": " : "", need, n);
+}
 
 static bs_status wrong(const char *what, const char *text, size_t at, const char *problem)
 {
@@ -199,9 +337,7 @@ bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, 
        what malloc adds to a node and to a short string. */
     size_t need = s.values * (sizeof(cJSON) + 16) + s.strings * 32 + n;
     if (!have_memory(need))
-        return bsi_fail(BS_NOMEM,
-                        "%s%sabout %zu bytes of host memory for %zu bytes of JSON are not available",
-                        what ? what : "", what ? ": " : "", need, n);
+        return no_memory(what, need, n);
     bsi_account(BS_TAG_HEADER, (ptrdiff_t)need);
     out->reserved = need;
 
@@ -212,7 +348,8 @@ bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, 
     size_t at = end ? (size_t)(end - text) : 0;
     if (!out->root) {
         bs_json_end(out);
-        return wrong(what, text, at, "not valid JSON");
+        return well_formed(text + mark, n - mark) ? no_memory(what, need, n)
+                                                  : wrong(what, text, at, "not valid JSON");
     }
     at = skip_space(text, n, at, rules->lax);
     if (at < n) {

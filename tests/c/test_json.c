@@ -4,6 +4,7 @@
 #include "base/utf8.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -194,11 +195,55 @@ static void test_memory(void **state)
     assert_int_equal(bs_host_bytes(BS_TAG_HEADER), 0);
 }
 
+static int allowed; /* allocations of cJSON before all others fail */
+
+static void *few(size_t bytes)
+{
+    return allowed-- > 0 ? malloc(bytes) : NULL;
+}
+
+/* Memory that goes while cJSON makes the tree, at each of its allocations, is told as such; what is wrong with a text
+   is still told where that is the reason. */
+static void test_memory_of_cjson(void **state)
+{
+    (void)state;
+    static const char text[] =
+        " {\"a\": [1, -2.5e+3, \"b\\n\\u00e9\\ud83d\\ude00\", {}, [], {\"c\": null, \"d\": [true, "
+        "false]}], \"\": {\"e\": 0}}\n";
+    static const char *const bad[] = {
+        "{\"a\": [1, 2,]}", "{\"a\" 1}", "[\"\\ud83d\"]", "[\"\\ude00 \"]", "[\"\\ud83d\\u0041\"]",
+        "[\"\\u00g0\"]",    "[\"\\q\"]", "[1.]",          "[nul]",          "[[1]",
+        "{\"a\": 1",        "[1 2]"};
+    cJSON_Hooks hooks = {few, free};
+    bs_json j;
+    bs_status st = BS_NOMEM;
+    int n = 0;
+    cJSON_InitHooks(&hooks);
+    for (; st == BS_NOMEM; n++) {
+        allowed = n;
+        st = bs_json_parse(text, sizeof text - 1, &(bs_json_rules){0}, "text", &j);
+        assert_true(st == BS_OK || st == BS_NOMEM);
+        if (st == BS_NOMEM)
+            assert_non_null(strstr(bs_error()->msg, "text: about "));
+        bs_json_end(&j);
+        assert_int_equal(bs_host_bytes(BS_TAG_HEADER), 0);
+    }
+    assert_true(n > 15);
+    allowed = 1;
+    for (size_t i = 0; i < BSI_COUNT(bad); i++) {
+        assert_int_equal(bs_json_parse(bad[i], strlen(bad[i]), &(bs_json_rules){0}, "text", &j),
+                         BS_FORMAT);
+        bs_json_end(&j);
+    }
+    cJSON_InitHooks(NULL);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parse), cmocka_unit_test(test_uint),
-                                       cmocka_unit_test(test_utf8),  cmocka_unit_test(test_text),
-                                       cmocka_unit_test(test_lax),   cmocka_unit_test(test_messages),
-                                       cmocka_unit_test(test_memory)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parse),  cmocka_unit_test(test_uint),
+        cmocka_unit_test(test_utf8),   cmocka_unit_test(test_text),
+        cmocka_unit_test(test_lax),    cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_memory_of_cjson)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
