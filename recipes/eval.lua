@@ -44,7 +44,7 @@ local j <close> = job.new {
   adapter = cfg.adapter ~= "" and cfg.adapter or nil,
   dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
   micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
-  vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"),
+  vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), knobs = { "pass_tokens=", "micro_tokens=" },
 }
 say("plan: %s", j:describe())
 local lengths = nn.rope_lengths(j.model.config)

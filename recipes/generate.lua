@@ -143,6 +143,7 @@ local j <close> = job.new {
   micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed,
   cache = { rows = #ids, tokens = generate.capacity(ids, cfg.max_new) },
+  knobs = { "max_new=", "micro_tokens=", #ids > 1 and "number of prompts" or nil },
 }
 for i, list in ipairs(ids) do
   for _, id in ipairs(list) do

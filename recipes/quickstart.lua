@@ -191,6 +191,7 @@ local function open_job(settings)
   settings.model, settings.micro_tokens, settings.micros = model_dir, MICRO, MICROS
   settings.seed, settings.device, settings.threads = cfg.seed, cfg.device, cfg.threads
   settings.lora = not settings.adapter and { r = cfg.r } or nil
+  settings.knobs = { "r=" }
   return job.new(settings)
 end
 

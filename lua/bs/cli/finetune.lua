@@ -134,6 +134,7 @@ local function open_job(cfg, given)
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
     vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,
     rates = cfg.rates == "measure" and "measure" or nil,
+    knobs = { "micro_tokens=", "step_tokens=", lora and "r=" or nil },
   }
 end
 

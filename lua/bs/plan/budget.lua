@@ -8,6 +8,33 @@ local budget = {}
 --- Bytes as messages write them.
 function budget.mib(n) return ("%.1f MiB"):format(n / 2 ^ 20) end
 
+-- Units that a size is written in, the coarsest first; written as tenths of a unit where `tenths`.
+local typed <const> = {
+  { bytes = 1 << 20, format = "%dMiB" }, { bytes = 1 << 20, tenths = true, format = "%d.%dMiB" },
+  { bytes = 1 << 10, format = "%dKiB" }, { bytes = 1, format = "%d" },
+}
+
+-- A size in the coarsest of these units that makes it less than a percent larger: its text and its bytes.
+local function coarse(n)
+  for _, u in ipairs(typed) do
+    local scale = u.tenths and 10 or 1
+    local count = (n * scale + u.bytes - 1) // u.bytes
+    local bytes = count * u.bytes // scale
+    if bytes - n <= n // 128 then
+      return u.tenths and u.format:format(count // 10, count % 10) or u.format:format(count), bytes
+    end
+  end
+end
+
+--- A size as a command line takes it: not less, and less than a percent more.
+function budget.typed(n) return (coarse(n)) end
+
+--- The bytes that are read from what budget.typed writes; of a budget that is none, itself.
+function budget.rounded(n)
+  local _, bytes = coarse(n)
+  return bytes
+end
+
 --- A budget among the settings of a recipe as a job takes it: bytes, a fraction of what is free, or "auto".
 function budget.read(cfg, name)
   local text = cfg[name]

@@ -5,6 +5,7 @@
 local bs = require "bs"
 local budget = require "bs.plan.budget"
 local homes = require "bs.plan.homes"
+local refuse = require "bs.plan.refuse"
 local store_keys = require "bs.instance.store_keys"
 local sim = require "bs.plan.sim"
 local costs = require "bs.plan.costs"
@@ -126,41 +127,47 @@ local function keep_more(s, best, order)
   return chosen
 end
 
--- It may be that neither budget is too small alone: each would do with more of the other.
-local function refuse(s, least_dev, least_host)
-  local parts = {}
-  if least_dev > s.vram then
-    parts[#parts + 1] = ("vram=%s is too small: the smallest that works is %s (%d bytes; %s of it are "
-      .. "activations of one micro-batch of %d tokens)%s"):format(mib(s.vram), mib(least_dev), least_dev,
-      mib(s.needs(s.keep == "auto" and 0 or s.keep).arena), s.spec.batch.tokens, s.note and "; " .. s.note or "")
+-- Is there a plan with these settings changed?
+local function works(s, changes)
+  local wish = setmetatable(changes, { __index = s })
+  for _, c in ipairs(candidates(wish)) do
+    if complete(wish, c) then return true end
   end
-  if least_host > s.ram then
-    parts[#parts + 1] = ("ram=%s is too small: the smallest that works is %s (%d bytes)"):format(mib(s.ram),
-      mib(least_host), least_host)
+  return false
+end
+
+-- No candidate fits. needs: the least budgets of each.
+local function fail(s, needs)
+  local instead = {}
+  for _, name in ipairs { "home", "boundaries", "dev_slots", "host_slots", "keep" } do
+    local free = name ~= "home" or not s.spec.model.updatable -- which its home has decided
+    if free and s[name] ~= "auto" and works(s, { [name] = "auto" }) then instead[#instead + 1] = name .. "=auto" end
   end
-  if #parts == 0 then
-    parts[1] = ("vram=%s with ram=%s is too small: each budget alone would do with a larger other one; "
-      .. "%s and %s work at the least"):format(mib(s.vram), mib(s.ram), mib(least_dev), mib(least_host))
-  end
-  bs.fail("plan", "%s", table.concat(parts, "; "))
+  refuse.fail {
+    vram = s.vram, ram = s.ram, note = s.note, needs = needs, arena = s.needs(s.keep == "auto" and 0 or s.keep).arena,
+    tokens = s.spec.batch.tokens, instead = instead, knobs = s.knobs,
+    works = function(vram, ram) return works(s, { vram = vram, ram = ram }) end,
+  }
 end
 
 --- Choose a plan for a spec. o: {needs (dry.needs), vram, ram (bytes), note (why vram is less than was asked for, or
 -- nil), rates {disk, link, flops}, and the settings that are to be kept to or "auto": home, boundaries, dev_slots,
--- host_slots, keep}. Returns {homes, dev_slots, host_slots, boundaries, rows, keep, peak, host (bytes), seconds, busy
--- (of a simulated step), rates}. Budgets that cannot work end with exit status 3, which says the smallest that do.
+-- host_slots, keep; knobs: the caller's settings of which less needs less memory, in words}. Returns {homes, dev_slots,
+-- host_slots, boundaries, rows, keep, peak, host (bytes), seconds, busy (of a simulated step), rates}. Budgets that
+-- cannot work end with exit status 3, which says what does (refuse.lua).
 function choose.plan(spec, o)
   local s = setmetatable({ spec = spec, sizes = sizes_of(spec.model) }, { __index = o })
-  local best, order, least_dev, least_host
+  local best, order
+  local needs = {}
   for _, c in ipairs(candidates(s)) do
     local plan, dev, host = complete(s, c)
     if not plan then
-      least_dev, least_host = math.min(least_dev or dev, dev), math.min(least_host or host, host)
+      needs[#needs + 1] = { vram = dev, ram = host }
     elseif not best or better(plan, best) then
       best, order = plan, c.order
     end
   end
-  if not best then refuse(s, least_dev, least_host) end
+  if not best then fail(s, needs) end
   return keep_more(s, best, order)
 end
 

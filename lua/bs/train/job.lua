@@ -43,6 +43,7 @@ local function wishes(self, gpu, cache_channels)
     needs = dry.needs(self.spec, self.device:props().workspace_bytes, cache_channels),
     rates = rates.of(cfg.rates, self.device, self.spec, gpu), home = cfg.home, boundaries = cfg.boundaries,
     dev_slots = cfg.dev_slots, host_slots = cfg.host_slots, keep = cfg.keep,
+    knobs = cfg.knobs,
   }
 end
 

@@ -24,6 +24,7 @@ local MANY <const>, UNBOUNDED <const>, auto <const> = 1 << 20, 1 << 60, { "auto"
 --                  activations stay on the device between forward and backward instead of being computed again
 --   micro_tokens, rows, micros    tokens and rows of a micro-batch (rows 0: as many as fit, up to 1024), micro-batches
 --                  of a step, at most
+--   knobs          the caller's settings of which less needs less memory, in words: told where budgets are refused
 --   rates          what plans are scored with (see bs.plan.rates)
 --   cache          {rows, tokens}: keys and values of so many rows of so many tokens are held, for decode
 --   logits         walks may be asked for the logits of every token
@@ -51,6 +52,7 @@ settings.rules = {
   rows = { type = "integer", least = 0, most = MANY, default = 0 },
   seed = { type = "integer", least = math.mininteger, most = math.maxinteger, default = 1 },
   group = { type = "integer", least = 1, most = MANY },
+  knobs = { type = "table", default = { "micro_tokens=", "micros=" } },
   cache = { type = "table" }, io = { type = "table" }, rates = { type = "any" }, log = { type = "function" },
   logits = { type = "boolean" }, stack = { type = "boolean" }, dry = { type = "boolean" },
 }
