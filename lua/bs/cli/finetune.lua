@@ -68,8 +68,10 @@ A row of data is a JSON object, all rows of a file are of one kind:
 
 Without model= it is looked for as %s
 in $BSLUA_MODELS, then in models/. The adapter is a PEFT folder. Ctrl-C ends the run after the step and saves;
-twice ends it at once. Exit status: 0 done, 1 error, 2 usage, 3 the budgets are too small (it says what would
-do), 4 the data is refused, 5 a loss that is not finite, 6 the saved adapter failed its test, 130 interrupted.
+twice ends it at once. SIGTERM, a closed terminal (unless under nohup) and a closed pipe do as Ctrl-C. When a step
+fails, the adapter of the steps before it is saved. Exit status: 0 done, 1 error, 2 usage, 3 the budgets are too
+small (it says what would do), 4 the data is refused, 5 a loss that is not finite, 6 the saved adapter failed its
+test, 130 interrupted (129 by a closed terminal, 141 by a closed pipe, 143 by SIGTERM).
 
 Settings and their defaults:]]
 
