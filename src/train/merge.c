@@ -96,7 +96,7 @@ bs_status bs_lora_merge(bs_array *w, const bs_array *a, const bs_array *b, doubl
     }
     if (st == BS_OK) {
         for (int i = 1; i < n; i++) /* a thread that does not start leaves its pieces to the others */
-            k[i].started = pthread_create(&k[i].thread, NULL, run, &k[i]) == 0;
+            k[i].started = bsi_thread_start(&k[i].thread, run, &k[i], "bs-merge") == 0;
         run(&k[0]);
     }
     for (int i = 0; i < n; i++) {

@@ -45,7 +45,7 @@ for name in pairs(programs) do
       local done = 0
       for _, limit in ipairs {
         "-v 7000", "-v 12000", "-v 40000", "-v 60000", "-v 70000", "-v 150000", "-v 300000", "-v 400000", "-v 1000000",
-        "-d 4000", "-d 30000", "-d 200000", "-n 8", "-n 64", "-s 256", "-l 0",
+        "-d 4000", "-d 30000", "-d 200000", "-n 8", "-n 64", "-s 256", "-s 40; ulimit -v 300000", "-l 0",
       } do
         local code, err = run(name, limit)
         assert.equal(code == 0 and 0 or 1, reasons(err), limit .. ": " .. err)
