@@ -40,8 +40,10 @@ bs_status bsi_buf_reserve(bsi_buf *b, size_t more)
 
 bs_status bsi_buf_put(bsi_buf *b, const char *s, size_t n)
 {
-    if (n > b->cap - b->n)
-        BSI_TRY(bsi_buf_reserve(b, n));
+    /* Nothing is put, too: the bytes of an empty piece have an address, which memcmp, memchr and sums with it
+       must be given. */
+    if (n > b->cap - b->n || !b->p)
+        BSI_TRY(bsi_buf_reserve(b, BSI_MAX(n, 1)));
     if (n)
         memcpy(b->p + b->n, s, n);
     b->n += n;

@@ -279,6 +279,27 @@ static void test_bad_utf8(void **state)
     shut(&o);
 }
 
+/* Sanitizers see whether the bytes of nothing have an address. */
+static void test_empty_piece(void **state)
+{
+    (void)state;
+    static const char *const merges[] = {"", "\" \"", "[\"\",\"\"]", "[\"\",\"a\"],[\"a\",\"\"]"};
+    for (size_t i = 0; i < BSI_COUNT(merges); i++) {
+        char model[128];
+        size_t n;
+        snprintf(model, sizeof model, MODEL("\"\":0,\"a\":1", "%s"), merges[i]);
+        opened o = open_text(file_with(NULL, NULL, NULL, model));
+        expect(&o, "aba", 3, 0, "1 1");
+        assert_int_equal(bs_tok_id(o.t, "", 0), 0);
+        assert_non_null(bs_tok_piece(o.t, 0, &n));
+        assert_int_equal(n, 0);
+        shut(&o);
+    }
+    opened o = open_text(file_with(NULL, NULL, NULL, MODEL("\"\":0", "\" \"")));
+    expect(&o, "a", 1, 0, "");
+    shut(&o);
+}
+
 #if BS_HAVE_PCRE2
 static void test_endless_match(void **state)
 {
@@ -684,6 +705,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small),
         cmocka_unit_test(test_bad_utf8),
+        cmocka_unit_test(test_empty_piece),
         cmocka_unit_test(test_special),
         cmocka_unit_test(test_merging),
         cmocka_unit_test(test_long_word),
