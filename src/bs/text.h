@@ -18,10 +18,11 @@ typedef struct bs_tok_lines bs_tok_lines;   /* the ids of every line of a file *
 
 /* Flags; 0 is none. */
 enum {
-    BS_TOK_SPECIAL = 1,     /* encode: what the post-processor puts around the text (BOS) */
-    BS_TOK_LITERAL = 2,     /* encode: tokens marked special are plain text when the text holds them */
-    BS_TOK_SPANS = 4,       /* encode: also say which bytes of the text each id stands for */
-    BS_TOK_SKIP_SPECIAL = 8 /* decode: leave out tokens marked special */
+    BS_TOK_SPECIAL = 1,      /* encode: what the post-processor puts around the text (BOS) */
+    BS_TOK_LITERAL = 2,      /* encode: tokens marked special are plain text when the text holds them */
+    BS_TOK_SPANS = 4,        /* encode: also say which bytes of the text each id stands for */
+    BS_TOK_SKIP_SPECIAL = 8, /* decode: leave out tokens marked special */
+    BS_TOK_CONTINUED = 16 /* encode: the text goes on from another: no space or BOS is put in front */
 };
 typedef struct bs_tok_span {
     uint32_t first, end; /* bytes [first, end), whole characters; empty for ids around the text */
@@ -32,9 +33,10 @@ typedef struct bs_tok_ids {
     int64_t n;
 } bs_tok_ids;
 
-/* path: a folder with tokenizer.json, or the file. tokenizer_config.json and generation_config.json
-   beside it are read for special ids when they are there. A part of the file that is not known is
-   refused by name. */
+/* path: a folder with tokenizer.json, or the file. Files beside it are read when they are there: tokenizer_config.json,
+   special_tokens_map.json and added_tokens.json for tokens and special ids, generation_config.json and config.json
+   for special ids (src/text/beside.c has which one decides). A part of the file that is not known is refused by
+   name. */
 BS_API BS_NODISCARD bs_status bs_tok_open(const char *path, bs_tok **out);
 BS_API void bs_tok_close(bs_tok *t); /* after its works, streams and lines */
 /* One more than the highest id. */
@@ -43,13 +45,20 @@ BS_API int64_t bs_tok_vocab_size(const bs_tok *t);
 BS_API int32_t bs_tok_id(const bs_tok *t, const char *piece, size_t n);
 /* The piece of an id; NULL: the id has none. */
 BS_API const char *bs_tok_piece(const bs_tok *t, int32_t id, size_t *n);
-/* Special ids by the name that tokenizer_config.json gives them without "_token": "bos", "eos", "pad",
-   ... -1: not named there, or named with a text that is no token. */
+/* Special ids by the name that the files give them without "_token": "bos", "eos", "pad", ... -1: not named, or
+   named with a text that is no token. */
 BS_API int32_t bs_tok_special(const bs_tok *t, const char *name);
 BS_API int bs_tok_special_count(const bs_tok *t);
 BS_API const char *bs_tok_special_at(const bs_tok *t, int i, int32_t *id);
-/* The ids that end generation: eos_token_id of generation_config.json, else "eos"; their number. */
+/* The ids that end generation: every eos_token_id of generation_config.json and config.json, and "eos"; their
+   number. */
 BS_API int bs_tok_stops(const bs_tok *t, const int32_t **ids);
+/* What BS_TOK_SPECIAL puts before and after a text; borrowed from t. */
+BS_API void bs_tok_around(const bs_tok *t, const int32_t **before, int *n_before, const int32_t **after,
+                          int *n_after);
+/* Where files contradict each other and ids or ends depend on it: one line each, for the user. NULL: no such note. */
+BS_API int bs_tok_note_count(const bs_tok *t);
+BS_API const char *bs_tok_note_at(const bs_tok *t, int i);
 
 BS_API BS_NODISCARD bs_status bs_tok_work_new(const bs_tok *t, bs_tok_work **out);
 BS_API void bs_tok_work_free(bs_tok_work *w);

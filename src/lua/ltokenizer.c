@@ -78,14 +78,16 @@ static int l_open(lua_State *L)
 /* ---- options -------------------------------------------------------------------------------- */
 
 typedef struct tok_args {
-    bool special, literal, offsets, skip_special;
+    bool special, literal, offsets, continued, skip_special;
     int threads;
 } tok_args;
 
-static const bsl_option encode_options[] = {{"special", BSL_BOOL, offsetof(tok_args, special), false},
-                                            {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
-                                            {"offsets", BSL_BOOL, offsetof(tok_args, offsets), false},
-                                            {NULL, BSL_ANY, 0, false}};
+static const bsl_option encode_options[] = {
+    {"special", BSL_BOOL, offsetof(tok_args, special), false},
+    {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
+    {"offsets", BSL_BOOL, offsetof(tok_args, offsets), false},
+    {"continued", BSL_BOOL, offsetof(tok_args, continued), false},
+    {NULL, BSL_ANY, 0, false}};
 static const bsl_option file_options[] = {{"special", BSL_BOOL, offsetof(tok_args, special), false},
                                           {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
                                           {"threads", BSL_INT, offsetof(tok_args, threads), false},
@@ -100,7 +102,8 @@ static unsigned flags_of(lua_State *L, int arg, const bsl_option *spec, int *thr
     if (threads)
         *threads = a.threads;
     return (a.special ? BS_TOK_SPECIAL : 0u) | (a.literal ? BS_TOK_LITERAL : 0u) |
-           (a.offsets ? BS_TOK_SPANS : 0u) | (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
+           (a.offsets ? BS_TOK_SPANS : 0u) | (a.continued ? BS_TOK_CONTINUED : 0u) |
+           (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
 }
 
 static void push_ids(lua_State *L, const int32_t *id, int64_t n)
@@ -114,7 +117,7 @@ static void push_ids(lua_State *L, const int32_t *id, int64_t n)
 
 /* ---- text and ids ------------------------------------------------------------------------------ */
 
-/* t:encode(text [, {special =, literal =, offsets =}]) -> ids [, first, last]: with offsets,
+/* t:encode(text [, {special =, literal =, offsets =, continued =}]) -> ids [, first, last]: with offsets,
    text:sub(first[i], last[i]) is what ids[i] stands for. */
 static int l_encode(lua_State *L)
 {
@@ -233,6 +236,30 @@ static int l_stops(lua_State *L)
     return 1;
 }
 
+/* t:around() -> the ids that special = true puts before and after a text */
+static int l_around(lua_State *L)
+{
+    const int32_t *before, *after;
+    int n_before, n_after;
+    bs_tok_around(check(L), &before, &n_before, &after, &n_after);
+    push_ids(L, before, n_before);
+    push_ids(L, after, n_after);
+    return 2;
+}
+
+/* t:notes() -> lines on what the files of the tokenizer contradict each other in */
+static int l_notes(lua_State *L)
+{
+    const bs_tok *t = check(L);
+    int n = bs_tok_note_count(t);
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, bs_tok_note_at(t, i));
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 /* ---- decoding one id after the other ---------------------------------------------------------- */
 
 static int l_stream(lua_State *L)
@@ -313,10 +340,12 @@ static int l_lines_get(lua_State *L)
 }
 
 static const luaL_Reg none[] = {{NULL, NULL}};
-static const luaL_Reg methods[] = {{"decode", l_decode},
+static const luaL_Reg methods[] = {{"around", l_around},
+                                   {"decode", l_decode},
                                    {"encode", l_encode},
                                    {"encode_file", l_encode_file},
                                    {"id", l_id},
+                                   {"notes", l_notes},
                                    {"piece", l_piece},
                                    {"special", l_special},
                                    {"specials", l_specials},

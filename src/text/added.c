@@ -1,11 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** added.c: reads the added tokens of a tokenizer.json, which are recognised in text before anything else, into the
-** two finders: of the text as it comes, and of normalized text.
+** added.c: the added tokens of a tokenizer, which are recognised in text before anything else, in two finders: of
+** the text as it comes, and of normalized text. tokenizer.json lists them; the files beside it (beside.c) may add
+** some, and change how one is recognised. t->mark remembers each id's flags.
 */
 #include "text/text.h"
 
 #include <string.h>
+
+unsigned bsi_added_marks(const bsi_added *a)
+{
+    return BSI_MARK_ADDED | (a->special ? BSI_MARK_SPECIAL : 0) |
+           (a->normalized ? BSI_MARK_NORMALIZED : 0) | (a->lstrip ? BSI_MARK_LSTRIP : 0) |
+           (a->rstrip ? BSI_MARK_RSTRIP : 0) | (a->single_word ? BSI_MARK_SINGLE : 0);
+}
+
+static bs_status set_mark(bs_tok *t, const bsi_added *a)
+{
+    size_t marked = t->marked;
+    void *p = t->mark;
+    bs_status st = bsi_grow(&p, &t->mark_cap, (size_t)a->id + 1, 1);
+    t->mark = p;
+    BSI_TRY(st);
+    if (a->id >= marked) {
+        memset(t->mark + marked, 0, a->id + 1 - marked);
+        t->marked = (size_t)a->id + 1;
+    }
+    t->mark[a->id] = (uint8_t)bsi_added_marks(a);
+    return BS_OK;
+}
+
+static void forget(bsi_finder *f, uint32_t id)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        if (f->token[i].id == id)
+            bsi_free(f->token[i].text);
+        else
+            f->token[kept++] = f->token[i];
+    }
+    f->n = kept;
+}
 
 static bs_status add(bs_tok *t, const bsi_added *a, const char *text, size_t n)
 {
@@ -38,48 +73,56 @@ static bs_status add_normalized(bs_tok *t, const bsi_added *a, const char *text)
     return st;
 }
 
-static bs_status read_one(bs_tok *t, const cJSON *o)
+bs_status bsi_added_put(bs_tok *t, const bsi_added *a, const char *text)
 {
-    static const char *const keys[] = {"id",     "content",    "single_word", "lstrip",
-                                       "rstrip", "normalized", "special",     NULL};
-    static const char where[] = "added token";
-    bsi_added a = {0};
-    const char *text = NULL;
+    if (bsi_marks(t, a->id)) {
+        forget(&t->raw, a->id);
+        forget(&t->normalized, a->id);
+    }
+    BSI_TRY(set_mark(t, a));
+    return a->normalized && t->norms.n ? add_normalized(t, a, text) : add(t, a, text, strlen(text));
+}
+
+bs_status bsi_added_flags(const cJSON *o, const char *where, bsi_added *a, const char **text)
+{
+    static const char *const keys[] = {"id",         "content", "single_word", "lstrip", "rstrip",
+                                       "normalized", "special", "__type",      NULL};
     BSI_TRY(bsi_tokjson_only(o, where, keys));
-    BSI_TRY(bsi_tokjson_text(o, where, "content", &text));
-    BSI_TRY(bsi_tokjson_bool(o, where, "special", &a.special));
-    a.normalized = !a.special;
-    BSI_TRY(bsi_tokjson_bool(o, where, "normalized", &a.normalized));
-    BSI_TRY(bsi_tokjson_bool(o, where, "lstrip", &a.lstrip));
-    BSI_TRY(bsi_tokjson_bool(o, where, "rstrip", &a.rstrip));
-    BSI_TRY(bsi_tokjson_bool(o, where, "single_word", &a.single_word));
-    const cJSON *id = cJSON_GetObjectItemCaseSensitive(o, "id");
-    if (!text || !*text)
-        return bsi_fail(BS_FORMAT, "an added token has no content");
-    if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0 && id->valuedouble <= BSI_MAX_ID) ||
-        id->valuedouble != (double)(uint32_t)id->valuedouble)
-        return bsi_fail(BS_FORMAT, "added token '%.80s': its id is not a number from 0 to %u", text,
-                        BSI_MAX_ID);
-    if (a.single_word && !BS_HAVE_UTF8PROC)
+    BSI_TRY(bsi_tokjson_text(o, where, "content", text));
+    BSI_TRY(bsi_tokjson_bool(o, where, "special", &a->special));
+    a->normalized = !a->special;
+    BSI_TRY(bsi_tokjson_bool(o, where, "normalized", &a->normalized));
+    BSI_TRY(bsi_tokjson_bool(o, where, "lstrip", &a->lstrip));
+    BSI_TRY(bsi_tokjson_bool(o, where, "rstrip", &a->rstrip));
+    BSI_TRY(bsi_tokjson_bool(o, where, "single_word", &a->single_word));
+    if (a->single_word && !BS_HAVE_UTF8PROC)
         return bsi_fail(BS_UNSUPPORTED,
                         "added token '%.80s': single_word needs utf8proc, which this build "
                         "lacks (install libutf8proc-dev and build again)",
-                        text);
-    a.id = (uint32_t)id->valuedouble;
+                        *text ? *text : "");
+    return BS_OK;
+}
+
+static bs_status read_one(bs_tok *t, const cJSON *o)
+{
+    bsi_added a = {0};
+    const char *text = NULL;
+    BSI_TRY(bsi_added_flags(o, "added token", &a, &text));
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(o, "id");
+    if (!text || !*text)
+        return bsi_fail(BS_FORMAT, "an added token has no content");
+    if (!bsi_tokjson_id(id, &a.id))
+        return bsi_fail(BS_FORMAT, "added token '%.80s': its id is not a number from 0 to %u", text,
+                        BSI_MAX_ID);
     uint32_t known = bsi_vocab_id(&t->vocab, text, strlen(text));
     if (known == BSI_NO_ID)
         BSI_TRY(bsi_vocab_add(&t->vocab, text, strlen(text), a.id));
     else if (known != a.id)
         return bsi_fail(BS_FORMAT, "added token '%.80s' has the id %u, but the vocabulary gives it %u",
                         text, a.id, known);
-    return a.normalized && t->norms.n ? add_normalized(t, &a, text) : add(t, &a, text, strlen(text));
-}
-
-static void mark_special(bs_tok *t, const bsi_finder *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (f->token[i].special)
-            t->is_special[f->token[i].id / 8] |= (uint8_t)(1u << f->token[i].id % 8);
+    if (bsi_marks(t, a.id))
+        return bsi_fail(BS_FORMAT, "added token '%.80s' is there twice (id %u)", text, a.id);
+    return bsi_added_put(t, &a, text);
 }
 
 bs_status bsi_added_read(bs_tok *t, const cJSON *list)
@@ -88,12 +131,11 @@ bs_status bsi_added_read(bs_tok *t, const cJSON *list)
     if (list && !cJSON_IsNull(list) && !cJSON_IsArray(list))
         return bsi_fail(BS_FORMAT, "added_tokens: expected an array, found %s", bsi_tokjson_type(list));
     cJSON_ArrayForEach(o, list) BSI_TRY(read_one(t, o));
-    BSI_TRY(bsi_finder_finish(&t->raw));
-    BSI_TRY(bsi_finder_finish(&t->normalized));
-    t->is_special = bsi_alloc(BS_TAG_MISC, t->vocab.n_ids / 8 + 1);
-    if (!t->is_special)
-        return BS_NOMEM;
-    mark_special(t, &t->raw);
-    mark_special(t, &t->normalized);
     return BS_OK;
+}
+
+bs_status bsi_added_finish(bs_tok *t)
+{
+    BSI_TRY(bsi_finder_finish(&t->raw));
+    return bsi_finder_finish(&t->normalized);
 }

@@ -281,7 +281,7 @@ static bs_status push(bs_tok_stream *s, int32_t id, int64_t at)
     if (id < 0)
         return bsi_fail(BS_ARG, "id %d at position %lld is negative", id, (long long)at);
     const char *piece = bsi_vocab_piece(&t->vocab, (uint32_t)id, &n);
-    if (!piece || (s->flags & BS_TOK_SKIP_SPECIAL && t->is_special[id / 8] >> id % 8 & 1))
+    if (!piece || (s->flags & BS_TOK_SKIP_SPECIAL && bsi_marks(t, (uint32_t)id) & BSI_MARK_SPECIAL))
         return BS_OK;
     return feed(s, 0, piece, n);
 }

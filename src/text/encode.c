@@ -105,15 +105,19 @@ static bs_status clean(bs_tok_work *w, bsi_view *v, size_t good)
 
 bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned flags, bs_tok_ids *out)
 {
-    const unsigned known = BS_TOK_SPECIAL | BS_TOK_LITERAL | BS_TOK_SPANS;
+    const unsigned known = BS_TOK_SPECIAL | BS_TOK_LITERAL | BS_TOK_SPANS | BS_TOK_CONTINUED;
     const bs_tok *t = w->tok;
     if (flags & ~known)
         return bsi_fail(BS_ARG, "tokenizer: flags 0x%X do not belong to encoding", flags);
+    if (flags & BS_TOK_SPECIAL && flags & BS_TOK_CONTINUED)
+        return bsi_fail(BS_ARG,
+                        "tokenizer: a text that goes on from another begins with nothing special");
     if (n > INT32_MAX)
         return bsi_fail(BS_ARG, "a text of %zu bytes is longer than 2 GiB; encode it in parts", n);
     bsi_view v = {.p = text, .n = n};
     w->n = 0;
-    w->spans = flags & BS_TOK_SPANS || t->pretoks.needs_spans;
+    w->continued = flags & BS_TOK_CONTINUED;
+    w->spans = flags & BS_TOK_SPANS || t->pretoks.needs_spans || w->continued;
     size_t good = bs_utf8_valid(text, n);
     if (good < n)
         BSI_TRY(clean(w, &v, good));

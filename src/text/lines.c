@@ -172,9 +172,15 @@ bs_status bs_tok_encode_file(const bs_tok *t, const char *path, int threads, uns
     if (!threads)
         threads = (int)BSI_MAX(1, BSI_MIN(cores, MAX_THREADS));
     job j = {.tok = t, .path = path, .flags = flags, .lock = PTHREAD_MUTEX_INITIALIZER};
-    j.f = fopen(path, "rb");
-    if (!j.f)
-        return bsi_fail_sys(BS_IO, errno, "file '%s' cannot be opened", path);
+    struct stat info;
+    int fd = -1;
+    BSI_TRY(bsi_open_regular(path, 0, &info, &fd, NULL));
+    j.f = fdopen(fd, "rb");
+    if (!j.f) {
+        int sys = errno;
+        close(fd);
+        return bsi_fail_sys(BS_IO, sys, "file '%s' cannot be opened", path);
+    }
     j.out = bsi_alloc(BS_TAG_MISC, sizeof *j.out);
     if (!j.out)
         j.error = *bs_error();

@@ -227,7 +227,7 @@ static bs_status replace(const bsi_norm *n, bs_tok_work *w, bsi_view *v)
 static bs_status prepend(const bsi_norm *n, bs_tok_work *w, bsi_view *v)
 {
     unsigned len;
-    if (!v->n)
+    if (!v->n || bsi_work_goes_on(w, v, 0))
         return BS_OK;
     bsi_text *out = bsi_work_other(w, w->norm, v);
     bsi_utf8_get(v->p, &len);

@@ -111,13 +111,14 @@ static bool begins(const char *s, size_t n, const char *with, size_t m)
 }
 
 /* One word, with its spaces replaced, at the end of out. */
-static bs_status space_word(const bsi_pretok *op, const bsi_view *v, bsi_range r, bsi_text *out)
+static bs_status space_word(const bsi_pretok *op, const bs_tok_work *w, const bsi_view *v, bsi_range r,
+                            bsi_text *out)
 {
     bool meta = op->kind == BSI_PRETOK_METASPACE;
     unsigned len;
     const char *s = v->p + r.first;
     size_t n = r.end - r.first;
-    bool has = begins(s, n, op->text, op->n) || (meta && *s == ' ');
+    bool has = begins(s, n, op->text, op->n) || (meta && *s == ' ') || bsi_work_goes_on(w, v, r.first);
     /* What is put in front has no bytes of its own in the text: it is given the span of the first
        character. */
     bsi_utf8_get(s, &len);
@@ -145,7 +146,7 @@ static bs_status change_spaces(const bsi_pretok *op, bs_tok_work *w, bsi_view *v
            next; its range moves to the new text. */
         bsi_range r = w->words.p[i];
         size_t first = out->n;
-        BSI_TRY(space_word(op, v, r, out));
+        BSI_TRY(space_word(op, w, v, r, out));
         w->words.p[i] = (bsi_range){(uint32_t)first, (uint32_t)out->n};
     }
     *v = bsi_view_of(out);

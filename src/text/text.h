@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** text.h: the parts of the tokenizer. A bs_tok is filled by bs_tok_open (json.c, vocab.c, bpe.c,
-** regex.c, tokenizer.c) and never changes afterwards, so that any number of threads may read it;
-** everything that encoding or decoding writes lies in a bs_tok_work or bs_tok_stream, which one thread
+** text.h: the parts of the tokenizer. A bs_tok is filled by bs_tok_open (tokenizer_json.c, vocab.c, bpe.c,
+** regex.c, added.c, beside.c, tokenizer.c) and never changes afterwards, so that any number of threads may read
+** it; everything that encoding or decoding writes lies in a bs_tok_work or bs_tok_stream, which one thread
 ** uses at a time. Text under work is valid UTF-8; a byte of it remembers the bytes of the caller's
 ** text that it stands for.
 */
@@ -50,6 +50,8 @@ typedef struct bsi_tokjson { /* a reader over one value that is in no tree: voca
 bs_status bsi_tokjson_open(const char *text, size_t n, bs_json *tree, bsi_tokjson *vocab,
                            bsi_tokjson *merges);
 bs_status bsi_tokjson_parse(const char *text, size_t n, bs_json *tree);
+/* BS_FORMAT where the text of a file is none that JSON can be in: not UTF-8, a web page, an LFS pointer. */
+bs_status bsi_tokjson_check(const char *text, size_t n);
 bool bsi_tokjson_take(bsi_tokjson *j, char c); /* after white space; false: another character */
 bs_status bsi_tokjson_string(bsi_tokjson *j, bsi_buf *out); /* appended */
 bs_status bsi_tokjson_uint(bsi_tokjson *j, uint32_t max, uint32_t *out);
@@ -59,7 +61,8 @@ bs_status bsi_tokjson_fail(const bsi_tokjson *j, const char *expected);
 bs_status bsi_tokjson_only(const cJSON *o, const char *where, const char *const *keys);
 bs_status bsi_tokjson_bool(const cJSON *o, const char *where, const char *key, bool *out);
 bs_status bsi_tokjson_text(const cJSON *o, const char *where, const char *key, const char **out);
-const char *bsi_tokjson_type(const cJSON *o); /* its "type", or what it is instead */
+const char *bsi_tokjson_type(const cJSON *o);      /* its "type", or what it is instead */
+bool bsi_tokjson_id(const cJSON *o, uint32_t *id); /* a number from 0 to BSI_MAX_ID */
 
 /* ---- pieces (vocab.c) ------------------------------------------------------------------------ */
 
@@ -286,7 +289,22 @@ typedef struct bsi_found {
     size_t next;            /* where the search goes on */
 } bsi_found;
 
-bs_status bsi_added_read(bs_tok *t, const cJSON *list);
+enum { /* of an id, in bs_tok.mark */
+       BSI_MARK_ADDED = 1,
+       BSI_MARK_SPECIAL = 2,
+       BSI_MARK_NORMALIZED = 4,
+       BSI_MARK_LSTRIP = 8,
+       BSI_MARK_RSTRIP = 16,
+       BSI_MARK_SINGLE = 32
+};
+
+bs_status bsi_added_read(bs_tok *t, const cJSON *list); /* of tokenizer.json */
+/* Flags and content of one token (*text stays where there is none). */
+bs_status bsi_added_flags(const cJSON *o, const char *where, bsi_added *a, const char **text);
+/* Recognise the text, which has the id a->id in the vocabulary, as the flags say; an earlier one of this id goes. */
+bs_status bsi_added_put(bs_tok *t, const bsi_added *a, const char *text);
+unsigned bsi_added_marks(const bsi_added *a);
+bs_status bsi_added_finish(bs_tok *t); /* after the last, before the first text */
 /* The next token of s at or after `at`; `covered`: where the token before ends, with the white
    space that it swallowed. */
 bsi_found bsi_finder_next(const bsi_finder *f, const char *s, size_t n, size_t at, size_t covered,
@@ -337,14 +355,23 @@ struct bs_tok {
     bsi_pretoks pretoks;
     bsi_decoders decoders;
     bsi_finder raw, normalized; /* added tokens looked for before and after the normalizer */
-    uint8_t *is_special;        /* by id: bit of an added token with special = true */
-    int32_t *before, *after;    /* ids that the post-processor puts around the text */
+    uint8_t *mark;              /* by id, of ids below marked: BSI_MARK_* */
+    size_t marked, mark_cap;
+    int32_t *before, *after; /* ids that the post-processor puts around the text */
     size_t n_before, n_after;
-    bsi_special *special; /* of tokenizer_config.json */
+    bsi_special *special; /* by the names of the files beside tokenizer.json */
     size_t n_special, special_cap;
-    int32_t *stop; /* of generation_config.json */
-    size_t n_stop;
+    int32_t *stop;
+    size_t n_stop, stop_cap;
+    char **note; /* what the user should know of these files */
+    size_t n_note, note_cap;
 };
+
+/* Flags of an added token; 0: none. */
+static inline unsigned bsi_marks(const bs_tok *t, uint32_t id)
+{
+    return id < t->marked ? t->mark[id] : 0;
+}
 
 struct bs_tok_work {
     const bs_tok *tok;
@@ -357,12 +384,27 @@ struct bs_tok_work {
     int32_t *id;
     bs_tok_span *span;
     size_t n, id_cap, span_cap;
-    bool spans;
+    bool spans, continued, inside;
     bs_tok_stream *stream; /* of bs_tok_decode */
 };
 
+/* ---- the files beside tokenizer.json (beside.c) ---------------------------------------------- */
+
+typedef struct bsi_beside { /* a root that is NULL: there is no such file */
+    bs_json config, map, added, generation, model;
+} bsi_beside;
+
+bs_status bsi_beside_open(bsi_beside *b, const char *folder);
+void bsi_beside_close(bsi_beside *b);
+/* Added tokens of theirs; after those of tokenizer.json. */
+bs_status bsi_beside_tokens(bs_tok *t, const bsi_beside *b);
+/* Special ids by name, ids that end generation, notes; when all else is read. */
+bs_status bsi_beside_specials(bs_tok *t, const bsi_beside *b);
+
 /* ---- what several steps write (work.c) ------------------------------------------------------- */
 
+/* Is this byte of the view the first of a text that goes on from another, so that nothing is put in front? */
+bool bsi_work_goes_on(const bs_tok_work *w, const bsi_view *v, size_t at);
 /* The one of the pair that *v is not, emptied. */
 bsi_text *bsi_work_other(const bs_tok_work *w, bsi_text pair[2], const bsi_view *v);
 /* Appends an id that stands for bytes of the caller's text, or for bytes [first, end) of the view. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** tokenizer.c: opening a tokenizer folder: tokenizer.json, and the special ids that
-** tokenizer_config.json and generation_config.json name. What the file asks for and we do not do is
-** refused by name, since ids that are nearly right train a model on other text. One thread opens; the
-** result never changes.
+** tokenizer.c: opening a tokenizer folder: tokenizer.json, with what the files beside it say (beside.c). What the
+** file asks for and we do not do is refused by name, since ids that are nearly right train a model on other text.
+** One thread opens; the result never changes.
 */
 #include "text/text.h"
 
@@ -170,112 +169,10 @@ static bs_status read_post(bs_tok *t, const cJSON *o)
     return BS_OK;
 }
 
-/* ---- special ids ----------------------------------------------------------------------------- */
-
-static bs_status add_special(bs_tok *t, const char *name, size_t n, const char *text)
-{
-    uint32_t id = bsi_vocab_id(&t->vocab, text, strlen(text));
-    void *p = t->special;
-    if (id == BSI_NO_ID) /* published files name tokens that they do not have */
-        return BS_OK;
-    bs_status st = bsi_grow(&p, &t->special_cap, t->n_special + 1, sizeof *t->special);
-    t->special = p;
-    BSI_TRY(st);
-    bsi_special *s = &t->special[t->n_special];
-    s->id = id;
-    s->name = bsi_alloc(BS_TAG_MISC, n + 1);
-    if (!s->name)
-        return BS_NOMEM;
-    memcpy(s->name, name, n);
-    t->n_special++;
-    return BS_OK;
-}
-
-/* Every "NAME_token" whose value is a text or an AddedToken. */
-static bs_status read_config(bs_tok *t, const cJSON *o)
-{
-    static const char end[] = "_token";
-    if (!cJSON_IsObject(o))
-        return bsi_fail(BS_FORMAT, "expected an object, found %s", bsi_tokjson_type(o));
-    for (const cJSON *m = o->child; m; m = m->next) {
-        size_t n = strlen(m->string);
-        const cJSON *text = cJSON_IsObject(m) ? cJSON_GetObjectItemCaseSensitive(m, "content") : m;
-        if (n < sizeof end || strcmp(m->string + n - (sizeof end - 1), end) || !cJSON_IsString(text))
-            continue;
-        char name[64];
-        n = BSI_MIN(n - (sizeof end - 1), sizeof name - 1);
-        memcpy(name, m->string, n);
-        name[n] = 0;
-        if (bs_tok_special(t, name) < 0)
-            BSI_TRY(add_special(t, name, n, text->valuestring));
-    }
-    return BS_OK;
-}
-
-static bs_status read_generation(bs_tok *t, const cJSON *o)
-{
-    const cJSON *eos = cJSON_GetObjectItemCaseSensitive(o, "eos_token_id"), *id = eos;
-    if (!cJSON_IsNumber(eos) && !cJSON_IsArray(eos))
-        return BS_OK;
-    size_t n = cJSON_IsArray(eos) ? (size_t)cJSON_GetArraySize(eos) : 1;
-    t->stop = bsi_alloc(BS_TAG_MISC, n * sizeof *t->stop);
-    if (!t->stop)
-        return BS_NOMEM;
-    if (cJSON_IsArray(eos))
-        id = eos->child;
-    for (size_t i = 0; i < n; i++, id = id->next) {
-        if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0 && id->valuedouble <= BSI_MAX_ID) ||
-            id->valuedouble != (double)(int32_t)id->valuedouble)
-            return bsi_fail(BS_FORMAT, "eos_token_id is not an id or a list of ids");
-        t->stop[t->n_stop++] = (int32_t)id->valuedouble;
-    }
-    return BS_OK;
-}
-
-/* Without a list of its own, generation ends at "eos". */
-static bs_status default_stop(bs_tok *t)
-{
-    int32_t eos = bs_tok_special(t, "eos");
-    if (t->n_stop || eos < 0)
-        return BS_OK;
-    bsi_free(t->stop);
-    t->stop = bsi_alloc(BS_TAG_MISC, sizeof *t->stop);
-    if (!t->stop)
-        return BS_NOMEM;
-    t->stop[t->n_stop++] = eos;
-    return BS_OK;
-}
-
-/* A file beside tokenizer.json; absent: nothing. */
-static bs_status read_beside(bs_tok *t, const char *folder, const char *name,
-                             bs_status (*read)(bs_tok *, const cJSON *))
-{
-    bsi_buf path = {0};
-    char *text = NULL;
-    size_t n;
-    bs_json tree = {0};
-    bs_status st = bsi_buf_put(&path, folder, strlen(folder));
-    if (st == BS_OK)
-        st = bsi_buf_put(&path, name, strlen(name) + 1);
-    if (st != BS_OK || access(path.p, F_OK))
-        goto done;
-    st = bs_file_read(path.p, MAX_FILE, &text, &n);
-    if (st != BS_OK)
-        goto done;
-    st = bsi_tokjson_parse(text, n, &tree);
-    if (st == BS_OK)
-        st = read(t, tree.root);
-    bsi_wrap(st, "%s", path.p);
-done:
-    bs_json_end(&tree);
-    bsi_free(text);
-    bsi_buf_free(&path);
-    return st;
-}
-
 /* ---- open ------------------------------------------------------------------------------------ */
 
-static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges)
+static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_tokjson *merges,
+                           const bsi_beside *beside)
 {
     /* truncation and padding arrange batches; the ids of a text do not depend on them. */
     static const char *const keys[] = {
@@ -287,10 +184,12 @@ static bs_status read_tree(bs_tok *t, const cJSON *o, bsi_tokjson *vocab, bsi_to
     BSI_TRY(bsi_decoders_read(&t->decoders, cJSON_GetObjectItemCaseSensitive(o, "decoder")));
     BSI_TRY(read_model(t, cJSON_GetObjectItemCaseSensitive(o, "model"), vocab, merges));
     BSI_TRY(bsi_added_read(t, cJSON_GetObjectItemCaseSensitive(o, "added_tokens")));
+    BSI_TRY(bsi_beside_tokens(t, beside));
+    BSI_TRY(bsi_added_finish(t));
     return read_post(t, cJSON_GetObjectItemCaseSensitive(o, "post_processor"));
 }
 
-static bs_status read_tokenizer(bs_tok *t, const char *path)
+static bs_status read_tokenizer(bs_tok *t, const char *path, const bsi_beside *beside)
 {
     char *text = NULL;
     size_t n;
@@ -299,7 +198,7 @@ static bs_status read_tokenizer(bs_tok *t, const char *path)
     BSI_TRY(bs_file_read(path, MAX_FILE, &text, &n));
     bs_status st = bsi_tokjson_open(text, n, &tree, &vocab, &merges);
     if (st == BS_OK)
-        st = read_tree(t, tree.root, &vocab, &merges);
+        st = read_tree(t, tree.root, &vocab, &merges, beside);
     bs_json_end(&tree);
     bsi_free(text);
     return bsi_wrap(st, "%s", path);
@@ -309,6 +208,7 @@ bs_status bs_tok_open(const char *path, bs_tok **out)
 {
     struct stat info;
     bsi_buf file = {0}, folder = {0};
+    bsi_beside beside = {0};
     bool is_folder = !stat(path, &info) && S_ISDIR(info.st_mode);
     const char *slash = strrchr(path, '/');
     bs_tok *t = bsi_alloc(BS_TAG_MISC, sizeof *t);
@@ -325,13 +225,12 @@ bs_status bs_tok_open(const char *path, bs_tok **out)
     if (st == BS_OK && is_folder)
         st = bsi_buf_put(&file, "/tokenizer.json", sizeof "/tokenizer.json");
     if (st == BS_OK)
-        st = read_tokenizer(t, file.p);
+        st = bsi_beside_open(&beside, folder.p);
     if (st == BS_OK)
-        st = read_beside(t, folder.p, "tokenizer_config.json", read_config);
+        st = read_tokenizer(t, file.p, &beside);
     if (st == BS_OK)
-        st = read_beside(t, folder.p, "generation_config.json", read_generation);
-    if (st == BS_OK)
-        st = default_stop(t);
+        st = bsi_beside_specials(t, &beside);
+    bsi_beside_close(&beside);
     bsi_buf_free(&file);
     bsi_buf_free(&folder);
     if (st != BS_OK) {
@@ -353,13 +252,16 @@ void bs_tok_close(bs_tok *t)
     bsi_decoders_free(&t->decoders);
     bsi_finder_free(&t->raw);
     bsi_finder_free(&t->normalized);
-    bsi_free(t->is_special);
+    bsi_free(t->mark);
     bsi_free(t->before);
     bsi_free(t->after);
     for (size_t i = 0; i < t->n_special; i++)
         bsi_free(t->special[i].name);
     bsi_free(t->special);
     bsi_free(t->stop);
+    for (size_t i = 0; i < t->n_note; i++)
+        bsi_free(t->note[i]);
+    bsi_free(t->note);
     bsi_free(t);
 }
 
@@ -381,29 +283,11 @@ const char *bs_tok_piece(const bs_tok *t, int32_t id, size_t *n)
     return id < 0 ? NULL : bsi_vocab_piece(&t->vocab, (uint32_t)id, n);
 }
 
-int32_t bs_tok_special(const bs_tok *t, const char *name)
+void bs_tok_around(const bs_tok *t, const int32_t **before, int *n_before, const int32_t **after,
+                   int *n_after)
 {
-    for (size_t i = 0; i < t->n_special; i++)
-        if (!strcmp(t->special[i].name, name))
-            return (int32_t)t->special[i].id;
-    return -1;
-}
-
-int bs_tok_special_count(const bs_tok *t)
-{
-    return (int)t->n_special;
-}
-
-const char *bs_tok_special_at(const bs_tok *t, int i, int32_t *id)
-{
-    if (i < 0 || (size_t)i >= t->n_special)
-        return NULL;
-    *id = (int32_t)t->special[i].id;
-    return t->special[i].name;
-}
-
-int bs_tok_stops(const bs_tok *t, const int32_t **ids)
-{
-    *ids = t->stop;
-    return (int)t->n_stop;
+    *before = t->before;
+    *n_before = (int)t->n_before;
+    *after = t->after;
+    *n_after = (int)t->n_after;
 }

@@ -212,7 +212,7 @@ bs_status bsi_tokjson_parse(const char *text, size_t n, bs_json *tree)
     return bs_json_parse(text, n, &(bs_json_rules){.lax = true}, NULL, tree);
 }
 
-static bs_status check_text(const char *text, size_t n)
+bs_status bsi_tokjson_check(const char *text, size_t n)
 {
     static const char lfs[] = "version https://git-lfs";
     if (n >= sizeof lfs - 1 && !memcmp(text, lfs, sizeof lfs - 1))
@@ -231,7 +231,7 @@ bs_status bsi_tokjson_open(const char *text, size_t n, bs_json *tree, bsi_tokjso
 {
     bsi_buf small = {0};
     *vocab = *merges = (bsi_tokjson){0};
-    BSI_TRY(check_text(text, n));
+    BSI_TRY(bsi_tokjson_check(text, n));
     bs_status st = find_model(text, n, vocab, merges);
     const bsi_tokjson *cut[2] = {vocab, merges};
     if (vocab->start && merges->start && vocab->p > merges->p) {
@@ -307,4 +307,13 @@ const char *bsi_tokjson_type(const cJSON *o)
            : cJSON_IsString(o) ? "a string"
            : cJSON_IsArray(o)  ? "an array"
                                : "an object without a type";
+}
+
+bool bsi_tokjson_id(const cJSON *o, uint32_t *id)
+{
+    if (!cJSON_IsNumber(o) || !(o->valuedouble >= 0 && o->valuedouble <= BSI_MAX_ID) ||
+        o->valuedouble != (double)(uint32_t)o->valuedouble)
+        return false;
+    *id = (uint32_t)o->valuedouble;
+    return true;
 }

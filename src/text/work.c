@@ -5,6 +5,11 @@
 */
 #include "text/text.h"
 
+bool bsi_work_goes_on(const bs_tok_work *w, const bsi_view *v, size_t at)
+{
+    return w->continued && !bsi_view_span(v, at, at + 1).first;
+}
+
 bsi_text *bsi_work_other(const bs_tok_work *w, bsi_text pair[2], const bsi_view *v)
 {
     bsi_text *out = v->p == pair[0].p ? &pair[1] : &pair[0];

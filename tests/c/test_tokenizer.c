@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -596,6 +597,11 @@ static void test_encode_file(void **state)
         bs_tok_lines_free(l);
     }
     bs_tok_lines *l = NULL;
+    assert_int_equal(mkfifo(tmpdir_file("fifo"), 0600),
+                     0); /* nothing waits for who might write into it */
+    assert_int_equal(bs_tok_encode_file(o.t, tmpdir_file("fifo"), 1, 0, &l), BS_IO);
+    ASSERT_ERROR("a regular file is needed");
+    remove(tmpdir_file("fifo"));
     assert_int_equal(bs_tok_encode_file(o.t, tmpdir_put("empty", "", 0), 2, 0, &l), BS_OK);
     assert_int_equal(bs_tok_lines_count(l), 0);
     bs_tok_lines_free(l);
@@ -635,7 +641,13 @@ static void test_no_memory(void **state)
         BS_HAVE_UTF8PROC ? "{\"type\":\"NFC\"}" : "{\"type\":\"Prepend\",\"prepend\":\" \"}";
     put_file("tokenizer.json", file_with(TOKEN("9", "<s>"), norm,
                                          "{\"type\":\"Metaspace\",\"replacement\":\"_\"}", NULL));
-    put_file("tokenizer_config.json", "{\"bos_token\":\"<s>\"}");
+    put_file("tokenizer_config.json",
+             "{\"bos_token\":\"<s>\",\"eos_token\":\"<gone>\",\"added_tokens_decoder\":{\"9\":"
+             "{\"content\":\"<s>\",\"rstrip\":true},\"11\":{\"content\":\"<x>\"}}}");
+    put_file("special_tokens_map.json", "{\"bos_token\":\"ab\"}");
+    put_file("added_tokens.json", "{\"<y>\":12,\"<s>\":4}");
+    put_file("generation_config.json", "{\"eos_token_id\":[11,12]}");
+    put_file("config.json", "{\"eos_token_id\":9}");
     int failed = 0;
     for (uint64_t nth = 1;; nth++) {
         bs_tok *t = NULL;
@@ -665,6 +677,10 @@ static void test_no_memory(void **state)
     }
     assert_true(failed > 20);
     remove(tmpdir_file("tokenizer_config.json"));
+    remove(tmpdir_file("special_tokens_map.json"));
+    remove(tmpdir_file("added_tokens.json"));
+    remove(tmpdir_file("generation_config.json"));
+    remove(tmpdir_file("config.json"));
 }
 
 /* Cuts and changes of whole files, always the same ones. */

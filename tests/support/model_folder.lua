@@ -11,6 +11,7 @@ M.files = {
   ["model.safetensors"] = "lua/bs/model", ["model.safetensors.index.json"] = "lua/bs/model",
   ["generation_config.json"] = "src/text lua/bs/data recipes", ["tokenizer.json"] = "src/text recipes",
   ["tokenizer_config.json"] = "src/text lua/bs/data recipes", ["chat_template.jinja"] = "lua/bs/data",
+  ["special_tokens_map.json"] = "src/text", ["added_tokens.json"] = "src/text",
   ["adapter_config.json"] = "lua/bs/model lua/bs/train recipes", -- of an adapter; beside a model it is told
 }
 
@@ -39,6 +40,21 @@ M.passed_over = {
 --- file -> {key = what reads it}; false: passed over.
 M.file_keys = {
   ["model.safetensors.index.json"] = { weight_map = "lua/bs/model/checkpoint.lua", metadata = false },
+  ["tokenizer_config.json"] = {
+    added_tokens_decoder = "src/text/beside.c", bos_token = "src/text/beside.c", eos_token = "src/text/beside.c",
+    unk_token = "src/text/beside.c", sep_token = "src/text/beside.c", pad_token = "src/text/beside.c",
+    cls_token = "src/text/beside.c", mask_token = "src/text/beside.c", add_bos_token = "src/text/beside.c",
+    additional_special_tokens = "src/text/beside.c", extra_special_tokens = "src/text/beside.c",
+    -- add_eos_token: rows end with eos and prompts never do, whatever it says.
+    add_eos_token = false, clean_up_tokenization_spaces = false, legacy = false, model_max_length = false,
+    padding_side = false, truncation_side = false, sp_model_kwargs = false, spaces_between_special_tokens = false,
+    tokenizer_class = false, use_default_system_prompt = false,
+  },
+  ["special_tokens_map.json"] = {
+    bos_token = "src/text/beside.c", eos_token = "src/text/beside.c", pad_token = "src/text/beside.c",
+    additional_special_tokens = "src/text/beside.c",
+  },
+  ["generation_config.json"] = { eos_token_id = "src/text/beside.c", bos_token_id = "src/text/beside.c" },
 }
 
 -- ---- keys of config.json --------------------------------------------------------------------------------------------
@@ -69,7 +85,8 @@ M.read_elsewhere = {
   model_type = "lua/bs/model/find_family.lua", architectures = "lua/bs/model/keys.lua",
   text_config = "lua/bs/nn/config.lua", quantization_config = "lua/bs/model/quantised.lua",
   quantization = "lua/bs/model/quantised.lua", compression_config = "lua/bs/model/quantised.lua",
-  num_nextn_predict_layers = "lua/bs/model/unread.lua", eos_token_id = "recipes/generate.lua",
+  num_nextn_predict_layers = "lua/bs/model/unread.lua", eos_token_id = "src/text/beside.c",
+  bos_token_id = "src/text/beside.c",
 }
 
 --- Keys inside rope_scaling or rope_parameters -> types that read them.
