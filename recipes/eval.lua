@@ -6,6 +6,7 @@
 -- Rows are those of training (see bslua recipes/qwen8b_lora.lua help); what would be trained is what counts.
 local bs = require "bs"
 local args = require "bs.args"
+local chat = require "bs.chat"
 local data = require "bs.data"
 local job = require "bs.job"
 local nn = require "bs.nn"
@@ -28,6 +29,8 @@ local cfg = args.parse(arg, {
   micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
   pass_tokens = { 8192, "tokens that are evaluated for one reading of the weights", 2, 1 << 20 },
   on_long = { "drop", "rows longer than micro_tokens: leave them out, or refuse the data", { "drop", "refuse" } },
+  layout = { "auto", "of rows of messages; auto: as the model's own template has it",
+    { "auto", table.unpack(chat.layouts) } },
   max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 }, "Loss and perplexity of a file.\n")
@@ -49,7 +52,7 @@ local j <close> = job.new {
 say("plan: %s", j:describe())
 local lengths = nn.rope_lengths(j.model.config)
 local rows, message, status = data.open(cfg.data, {
-  vocab = j.model.config.vocab, text = formats.text(cfg.model, j.model.family.chat),
+  vocab = j.model.config.vocab, text = formats.text(cfg.model, j.model.family.chat, cfg.layout),
   micro_tokens = cfg.micro_tokens, step_tokens = cfg.pass_tokens, micros = j.cfg.micros, rows = j.cfg.rows,
   max_refused = cfg.max_refused, on_long = cfg.on_long, switch = lengths.switch, positions = lengths.positions,
 })

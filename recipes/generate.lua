@@ -6,7 +6,8 @@
 --   bslua recipes/generate.lua model=DIR ids=1,2,3           token ids, for a model without a tokenizer
 --
 -- One prompt is answered as it is written; several give a JSON object a line: {"prompt", "text", "reason"}.
--- Ids that end an answer are those of generation_config.json.
+-- A text begins as in training (BOS where the tokenizer puts it, once). An answer ends at the ids that
+-- generation_config.json, config.json and the tokenizer name, and at the end of a turn in the model's chat layout.
 local bs = require "bs"
 local args = require "bs.args"
 local checkpoint = require "bs.model.checkpoint"
@@ -14,6 +15,8 @@ local generate = require "bs.decode.generate"
 local job = require "bs.job"
 local budget = require "bs.plan.budget"
 local sample = require "bs.decode.sample"
+local chat = require "bs.chat"
+local texts = require "bs.data.texts"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },
@@ -21,6 +24,8 @@ local cfg = args.parse(arg, {
   prompt = { "", "text to write on from" },
   prompts = { "", "file of prompts: one a line, or JSON lines with \"prompt\"" },
   ids = { "", "a prompt as token ids: 1,2,3; the answer is ids too" },
+  layout = { "auto", "layout of chats whose end of a turn ends an answer; auto: as the model's template has it",
+    { "auto", table.unpack(chat.layouts) } },
   max_new = { 64, "tokens to write at most", 1, 1 << 20 },
   temperature = { 0.0, "0: the most probable token; 1: as the model says; above: more even", 0, 100 },
   top_k = { 0, "draw among the so many most probable only; 0: all", 0 },
@@ -43,29 +48,37 @@ local MICROS <const> = 16 -- micro-batches of a walk at most; longer prompts tak
 
 local function note(fmt, ...) io.stderr:write(fmt:format(...), "\n") end
 
-local function open_tokenizer()
-  local t, message = bs.tokenizer.open(cfg.model)
+local function open_texts()
+  local t, message = texts.open(cfg.model, cfg.layout)
   if not t then bs.fail("error", "%s; without a tokenizer give ids=", message) end
   return t
 end
 
 -- ---- prompts -----------------------------------------------------------------------------------------
 
+local function check(text, fmt, ...)
+  local bad = texts.bad_byte(text)
+  if bad then bs.fail("error", "%s: byte %d is not UTF-8", fmt:format(...), bad) end
+  return text
+end
+
+-- The prompt of a line of JSON.
+local function decode(line, path, number)
+  local ok, row = pcall(bs.json.decode, line)
+  if not ok or type(row) ~= "table" or type(row.prompt) ~= "string" then
+    bs.fail("error", "%s:%d: a JSON object with a text 'prompt' is expected", path, number)
+  end
+  return row.prompt
+end
+
 local function read_prompts(path)
-  local list, json = {}, path:match("%.jsonl?$")
-  local number = 0
-  for line in checkpoint.read_file(path):gmatch("([^\n]*)\n?") do
+  local list, json, number = {}, path:match("%.jsonl?$"), 0
+  local all = checkpoint.read_file(path):gsub("^\xEF\xBB\xBF", "") -- a byte order mark is no text
+  for line in all:gmatch("([^\n]*)\n?") do
     number = number + 1
     if line:find("%S") then
-      local text = line
-      if json then
-        local ok, row = pcall(bs.json.decode, line)
-        text = ok and type(row) == "table" and row.prompt
-        if type(text) ~= "string" then
-          bs.fail("error", "%s:%d: a JSON object with a text 'prompt' is expected", path, number)
-        end
-      end
-      list[#list + 1] = text
+      line = check(line, "%s:%d", path, number):gsub("\r$", "")
+      list[#list + 1] = json and decode(line, path, number) or line
     end
   end
   if #list == 0 then bs.fail("error", "prompts=%s holds no prompt", path) end
@@ -82,27 +95,33 @@ local function read_ids(text)
   return list
 end
 
--- Texts (or nil), lists of ids, tokenizer (or nil).
+-- Prompts (or nil), lists of ids, texts of the model (or nil).
 local function prompts()
   local given = (cfg.prompt ~= "" and 1 or 0) + (cfg.prompts ~= "" and 1 or 0) + (cfg.ids ~= "" and 1 or 0)
   if given ~= 1 then bs.fail("usage", "one of prompt=, prompts= and ids= is expected (try: help)") end
-  if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) } end
-  local texts, ids, t = cfg.prompt ~= "" and { cfg.prompt } or read_prompts(cfg.prompts), {}, open_tokenizer()
-  for i, text in ipairs(texts) do
-    ids[i] = t:encode(text, { special = true })
+  if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) }, (texts.open(cfg.model, cfg.layout)) end
+  local list = cfg.prompt ~= "" and { check(cfg.prompt, "prompt=") } or read_prompts(cfg.prompts)
+  local ids, t = {}, open_texts()
+  for i, text in ipairs(list) do
+    ids[i] = t:start(text)
     if #ids[i] == 0 then bs.fail("error", "prompt %d has no token", i) end
   end
-  return texts, ids, t
+  return list, ids, t
 end
 
--- Ids that end an answer: generation_config.json's, else config.json's; a number or a list.
-local function stops()
-  local set, path = {}, cfg.model .. "/generation_config.json"
-  local id = bs.is_file(path) and checkpoint.read_json(path).eos_token_id
-  if not id or id == bs.json.null then id = checkpoint.read_json(cfg.model .. "/config.json").eos_token_id end
-  for _, v in ipairs(type(id) == "table" and id or { id }) do
-    if math.type(v) == "integer" then set[v] = true end
+-- The ids that end an answer, as a set; told. t: texts of the model; nil: what its configuration says.
+local function stops(t, family_chat)
+  local set, list = {}, {}
+  if t then
+    set, list = t:stops(family_chat)
+  else
+    for _, id in ipairs(texts.config_stops(cfg.model)) do set[id], list[#list + 1] = true, id end
   end
+  for i, id in ipairs(list) do
+    local piece = t and t.tokenizer:piece(id)
+    list[i] = piece and ("'%s' (%d)"):format(piece, id) or tostring(id)
+  end
+  note("an answer ends at %s", #list > 0 and table.concat(list, ", ") or "max_new= tokens only: no file names an end")
   return set
 end
 
@@ -132,7 +151,8 @@ end
 -- ---- run ---------------------------------------------------------------------------------------------
 
 if cfg.model == "" then bs.fail("usage", "model=DIR is required (try: help)") end
-local texts, ids, tokenizer = prompts()
+local asked, ids, model_texts = prompts()
+local tokenizer = cfg.ids == "" and model_texts.tokenizer or nil
 local total = 0
 for _, list in ipairs(ids) do total = total + #list end
 local micro_tokens = math.max(2, math.min(cfg.micro_tokens, math.max(total, #ids)))
@@ -154,7 +174,8 @@ end
 note("plan: %s", j:describe())
 local start = bs.now()
 local results, counts = j:generate(ids, {
-  max_new = cfg.max_new, stops = stops(), on_token = #ids == 1 and stream_text(tokenizer) or nil,
+  max_new = cfg.max_new, stops = stops(model_texts, j.model.family.chat),
+  on_token = #ids == 1 and stream_text(tokenizer) or nil,
   choose = sample.new {
     temperature = cfg.temperature, top_k = cfg.top_k, top_p = cfg.top_p, min_p = cfg.min_p, seed = cfg.seed,
   },
@@ -163,7 +184,7 @@ local new = 0
 for i, result in ipairs(results) do
   new = new + #result.ids
   if #ids > 1 then
-    print(bs.json.encode { prompt = texts[i], text = text_of(tokenizer, result), reason = result.reason })
+    print(bs.json.encode { prompt = asked[i], text = text_of(tokenizer, result), reason = result.reason })
   end
 end
 local seconds = bs.now() - start

@@ -22,7 +22,8 @@ enum {
     BS_TOK_LITERAL = 2,      /* encode: tokens marked special are plain text when the text holds them */
     BS_TOK_SPANS = 4,        /* encode: also say which bytes of the text each id stands for */
     BS_TOK_SKIP_SPECIAL = 8, /* decode: leave out tokens marked special */
-    BS_TOK_CONTINUED = 16 /* encode: the text goes on from another: no space or BOS is put in front */
+    BS_TOK_CONTINUED = 16, /* encode: the text goes on from another: no space or BOS is put in front */
+    BS_TOK_INSIDE = 32 /* encode: it follows a token: what is put before a first text only is not put */
 };
 typedef struct bs_tok_span {
     uint32_t first, end; /* bytes [first, end), whole characters; empty for ids around the text */

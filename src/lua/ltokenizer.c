@@ -78,7 +78,7 @@ static int l_open(lua_State *L)
 /* ---- options -------------------------------------------------------------------------------- */
 
 typedef struct tok_args {
-    bool special, literal, offsets, continued, skip_special;
+    bool special, literal, offsets, continued, inside, skip_special;
     int threads;
 } tok_args;
 
@@ -87,6 +87,7 @@ static const bsl_option encode_options[] = {
     {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
     {"offsets", BSL_BOOL, offsetof(tok_args, offsets), false},
     {"continued", BSL_BOOL, offsetof(tok_args, continued), false},
+    {"inside", BSL_BOOL, offsetof(tok_args, inside), false},
     {NULL, BSL_ANY, 0, false}};
 static const bsl_option file_options[] = {{"special", BSL_BOOL, offsetof(tok_args, special), false},
                                           {"literal", BSL_BOOL, offsetof(tok_args, literal), false},
@@ -103,7 +104,7 @@ static unsigned flags_of(lua_State *L, int arg, const bsl_option *spec, int *thr
         *threads = a.threads;
     return (a.special ? BS_TOK_SPECIAL : 0u) | (a.literal ? BS_TOK_LITERAL : 0u) |
            (a.offsets ? BS_TOK_SPANS : 0u) | (a.continued ? BS_TOK_CONTINUED : 0u) |
-           (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
+           (a.inside ? BS_TOK_INSIDE : 0u) | (a.skip_special ? BS_TOK_SKIP_SPECIAL : 0u);
 }
 
 static void push_ids(lua_State *L, const int32_t *id, int64_t n)
@@ -117,7 +118,7 @@ static void push_ids(lua_State *L, const int32_t *id, int64_t n)
 
 /* ---- text and ids ------------------------------------------------------------------------------ */
 
-/* t:encode(text [, {special =, literal =, offsets =, continued =}]) -> ids [, first, last]: with offsets,
+/* t:encode(text [, {special =, literal =, offsets =, continued =, inside =}]) -> ids [, first, last]: with offsets,
    text:sub(first[i], last[i]) is what ids[i] stands for. */
 static int l_encode(lua_State *L)
 {

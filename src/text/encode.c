@@ -105,11 +105,12 @@ static bs_status clean(bs_tok_work *w, bsi_view *v, size_t good)
 
 bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned flags, bs_tok_ids *out)
 {
-    const unsigned known = BS_TOK_SPECIAL | BS_TOK_LITERAL | BS_TOK_SPANS | BS_TOK_CONTINUED;
+    const unsigned known =
+        BS_TOK_SPECIAL | BS_TOK_LITERAL | BS_TOK_SPANS | BS_TOK_CONTINUED | BS_TOK_INSIDE;
     const bs_tok *t = w->tok;
     if (flags & ~known)
         return bsi_fail(BS_ARG, "tokenizer: flags 0x%X do not belong to encoding", flags);
-    if (flags & BS_TOK_SPECIAL && flags & BS_TOK_CONTINUED)
+    if (flags & BS_TOK_SPECIAL && flags & (BS_TOK_CONTINUED | BS_TOK_INSIDE))
         return bsi_fail(BS_ARG,
                         "tokenizer: a text that goes on from another begins with nothing special");
     if (n > INT32_MAX)
@@ -117,6 +118,7 @@ bs_status bs_tok_encode(bs_tok_work *w, const char *text, size_t n, unsigned fla
     bsi_view v = {.p = text, .n = n};
     w->n = 0;
     w->continued = flags & BS_TOK_CONTINUED;
+    w->inside = flags & BS_TOK_INSIDE;
     w->spans = flags & BS_TOK_SPANS || t->pretoks.needs_spans || w->continued;
     size_t good = bs_utf8_valid(text, n);
     if (good < n)

@@ -123,7 +123,8 @@ static bs_status space_word(const bsi_pretok *op, const bs_tok_work *w, const bs
        character. */
     bsi_utf8_get(s, &len);
     bs_tok_span at = bsi_view_span(v, r.first, r.first + len);
-    if (!has && (op->prepend == BSI_PREPEND_ALWAYS || (op->prepend == BSI_PREPEND_FIRST && !at.first)))
+    if (!has && (op->prepend == BSI_PREPEND_ALWAYS ||
+                 (op->prepend == BSI_PREPEND_FIRST && !at.first && !w->inside)))
         BSI_TRY(bsi_text_put(out, op->text, op->n, at));
     for (size_t i = 0, next; i < n; i = next) {
         const char *space = meta ? memchr(s + i, ' ', n - i) : NULL;

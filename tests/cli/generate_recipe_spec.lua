@@ -15,9 +15,9 @@ describe("recipes/generate.lua", function()
   tiny.checkpoint(dir, family.find(config), config, "f32")
   tiny.tokenizer(dir, { special = { "<s>", "</s>" } })
 
-  local function recipe(words)
+  local function recipe(words, model)
     local err = root .. "/err"
-    local p = assert(io.popen(("%s recipes/generate.lua model=%s %s 2>%s"):format(bslua, dir, words, err)))
+    local p = assert(io.popen(("%s recipes/generate.lua model=%s %s 2>%s"):format(bslua, model or dir, words, err)))
     local out = p:read("a")
     local _, _, code = p:close()
     local f <close> = assert(io.open(err))
@@ -65,6 +65,55 @@ describe("recipes/generate.lua", function()
       assert.equal(table.concat(upto, ",") .. "\n", recipe("ids=72,105 max_new=6"))
     end
     os.remove(dir .. "/generation_config.json")
+  end)
+
+  it("tells which ids end an answer: the end of a turn of the model's chats is one", function()
+    for words, want in pairs {
+      ["ids=72,105"] = "300, '</s>' (257)", ["prompt=Hi layout=llama2"] = "300, '</s>' (257)",
+      ["prompt=Hi layout=chatml"] = "300", -- a vocabulary without its tokens
+    } do
+      local _, log = recipe("max_new=1 " .. words)
+      assert.is_truthy(log:find("an answer ends at " .. want .. "\n", 1, true), log)
+    end
+    bs.write_file(dir .. "/special_tokens_map.json", '{"eos_token": "<s>"}')
+    local _, log = recipe "ids=72,105 max_new=1"
+    assert.is_truthy(log:find("an answer ends at 300, '<s>' (256)\n", 1, true), log) -- llama2 ends with eos
+    os.remove(dir .. "/special_tokens_map.json")
+  end)
+
+  it("begins a prompt as training does, with one BOS", function()
+    local bos = root .. "/bos"
+    os.execute(("cp -r '%s' '%s'"):format(dir, bos))
+    tiny.tokenizer(bos, { special = { "<s>", "</s>" }, bos = "<s>", eos = "</s>" })
+    local plain = recipe("prompt=Hi max_new=4", bos)
+    local written, log = recipe("'prompt=<s>Hi' max_new=4", bos)
+    assert.equal(plain, written)
+    assert.matches("1 prompts of 3 tokens", log, 1, true)
+    assert.equal(plain, (recipe("prompt=Hi max_new=4", bos)))
+  end)
+
+  it("reads files with CRLF and a byte order mark as without", function()
+    bs.write_file(root .. "/p.txt", "Hi\nHello there\n")
+    bs.write_file(root .. "/crlf.txt", "\xEF\xBB\xBFHi\r\n\r\nHello there\r\n")
+    bs.write_file(root .. "/crlf.jsonl", '\xEF\xBB\xBF{"prompt": "Hi"}\r\n{"prompt": "Hello there"}\r\n')
+    local want = recipe("max_new=4 prompts=" .. root .. "/p.txt")
+    assert.equal(want, (recipe("max_new=4 prompts=" .. root .. "/crlf.txt")))
+    assert.equal(want, (recipe("max_new=4 prompts=" .. root .. "/crlf.jsonl")))
+  end)
+
+  it("says where a prompt is not UTF-8", function()
+    bs.write_file(root .. "/bad.txt", "Hi\na\xFFb\n")
+    bs.write_file(root .. "/bad.jsonl", '{"prompt": "\xE4\xB8"}\n')
+    for words, text in pairs {
+      ["prompts=" .. root .. "/bad.txt"] = "bad.txt:2: byte 2 is not UTF-8",
+      ["prompts=" .. root .. "/bad.jsonl"] = "bad.jsonl:1: byte 13 is not UTF-8",
+      ["'prompt=ab\xC0\x80'"] = "prompt=: byte 3 is not UTF-8",
+    } do
+      local out, log, code = recipe(words)
+      assert.equal("", out)
+      assert.equal(1, code)
+      assert.is_truthy(log:find(text, 1, true), log)
+    end
   end)
 
   it("draws the same for the same seed", function()

@@ -33,7 +33,7 @@ local function reasons(err)
   local n = 0
   for line in err:gmatch("[^\n]+") do
     local goes_on = line:find("OpenBLAS is left out", 1, true) or line:find("read by a pool of threads", 1, true)
-      or line:find("^plan: ") or line:find("new tokens in", 1, true)
+      or line:find("^plan: ") or line:find("^an answer ends at ") or line:find("new tokens in", 1, true)
     if not goes_on then n = n + 1 end
   end
   return n

@@ -1,61 +1,20 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Row formats: which one a row is, its ids and labels, chat layouts, what is refused and how it is told.
+--- Row formats: which one a row is, its ids and labels, what is refused and how it is told.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local chat = require "bs.chat"
 local data = require "bs.data"
 local rows = require "bs.data.formats"
-local tiny = require "tiny"
+local case = require "row_case" "rows"
 
-local SPECIAL = { "<s>", "</s>", "<|im_start|>", "<|im_end|>" }
-local BOS, EOS, START, END = 256, 257, 258, 259
-local root = tiny.folder "rows"
+local SPECIAL, BOS, EOS, START = case.SPECIAL, case.BOS, case.EOS, case.START
+local root, folder, plain, format = case.root, case.folder, case.plain, case.format
+local ids_of, refused, fails = case.ids_of, case.refused, case.fails
 local path = root .. "/rows.jsonl"
-
-local function folder(name, o)
-  tiny.tokenizer(root .. "/" .. name, o)
-  return root .. "/" .. name
-end
 local with_bos = folder("bos", { special = SPECIAL, bos = "<s>", eos = "</s>" })
-local plain = folder("plain", { special = SPECIAL, eos = "</s>" })
 
-local function format(dir, layout, vocab)
-  return rows.new(vocab or 300, rows.text(dir or plain, layout or chat.chatml))
-end
-
--- Ids of a string's bytes and of the ids between them.
-local function ids_of(...)
-  local out = {}
-  for _, part in ipairs { ... } do
-    if type(part) == "number" then
-      out[#out + 1] = part
-    else
-      for i = 1, #part do out[#out + 1] = part:byte(i) end
-    end
-  end
-  return out
-end
-
--- A row as text with its trained part in brackets.
-local function shown(dir, row, layout)
-  local f = format(dir, layout)
-  local ids, labels = f:encode(row)
-  if not ids then return nil, labels end
-  return (rows.preview(ids, labels, f.tokenizer))
-end
-
-local function refused(text, row, f)
-  local ids, why = (f or format()):encode(row)
-  assert.is_nil(ids)
-  assert.is_truthy(why:find(text, 1, true), ("'%s' is not in: %s"):format(text, why))
-end
-
-local function fails(code, text, f, row)
-  local ok, err = pcall(f.encode, f, row)
-  assert.is_false(ok)
-  assert.equal(code, err.bs_exit)
-  assert.is_truthy(tostring(err):find(text, 1, true), tostring(err))
-end
+before_each(case.listen)
+after_each(function() bs.log_to(nil) end)
 
 describe("text", function()
   it("is trained whole, with the token that ends it", function()
@@ -83,161 +42,56 @@ describe("prompt and completion", function()
     assert.same(ids_of(-100, -100, -100, "cd", EOS), labels)
   end)
 
-  it("are encoded one by one, so that no token lies across their border", function()
+  it("are encoded one by one where a token lies across their border, which is marked", function()
     local merged = folder("merged", { special = SPECIAL, eos = "</s>", merges = { { "b", "c" } } })
     assert.same(ids_of("a", 260, EOS), (format(merged):encode { text = "abc" }))
-    assert.same(ids_of("abc", EOS), (format(merged):encode { prompt = "ab", completion = "c" }))
+    local ids, labels, marks = format(merged):encode { prompt = "ab", completion = "c" }
+    assert.same(ids_of("abc", EOS), ids)
+    assert.same(ids_of(-100, -100, "c", EOS), labels)
+    assert.same({ border = true }, marks)
+    assert.same({ {}, {} }, { select(3, format(merged):encode { prompt = "a", completion = "bc" }),
+                              select(3, format(merged):encode { text = "abc" }) })
+  end)
+
+  -- Tokenizers after SentencePiece put a space before a text, and the older ones before what follows a token.
+  local function spaced(name, o)
+    local dir = folder(name, { special = SPECIAL, bos = "<s>", eos = "</s>" })
+    local t = bs.json.decode(assert(bs.read_file(dir .. "/tokenizer.json")))
+    for key, value in pairs(o) do t[key] = value end
+    bs.write_file(dir .. "/tokenizer.json", bs.json.encode(t))
+    return dir
+  end
+
+  it("are one text: nothing is put before the second", function()
+    local level = { type = "ByteLevel", add_prefix_space = true, trim_offsets = true, use_regex = false }
+    for name, over in pairs { prepend = { normalizer = { type = "Prepend", prepend = " " } },
+                              prefix = { pre_tokenizer = level } } do
+      local dir = spaced(name, over)
+      for _, row in ipairs { { "2+2=", "4" }, { "def f():", "\n    return 1" }, { "A:", " yes" }, { "", "4" },
+                             { "a</s>", "b" }, { "a ", "b" }, { "<s>", "b" }, { "<s>a", "" } } do
+        local whole = format(dir):encode { text = row[1] .. row[2] }
+        local ids, labels, marks = format(dir):encode { prompt = row[1], completion = row[2] }
+        assert.same(whole, ids)
+        assert.same({}, marks)
+        local text = rows.preview(ids, labels, format(dir).tokenizer or assert(bs.tokenizer.open(dir)))
+        assert.is_truthy(text:find(("[%s</s>]"):format(row[2]:gsub("\n", "\\n")), 1, true) or row[1] == ""
+          or row[1] == "a</s>" or row[1] == "<s>", text)
+      end
+    end
+  end)
+
+  it("show a space that ids hold", function()
+    local dir = spaced("metaspace", { decoder = { type = "Sequence", decoders = { { type = "ByteLevel" },
+      { type = "Strip", content = " ", start = 1, stop = 0 } } } })
+    local f = format(dir)
+    local ids, labels = f:encode { prompt = " a", completion = " b" }
+    assert.equal("<s> a[ b</s>]", (rows.preview(ids, labels, f.tokenizer)))
   end)
 
   it("may be empty", function()
     local ids, labels = format(with_bos):encode { prompt = "", completion = "" }
     assert.same({ BOS, EOS }, ids)
     assert.same({ -100, EOS }, labels)
-  end)
-end)
-
-describe("messages", function()
-  local talk = {
-    { role = "system", content = "S" }, { role = "user", content = "A" }, { role = "assistant", content = "B" },
-    { role = "user", content = "C" }, { role = "assistant", content = "D" },
-  }
-
-  it("train every answer and the end of its turn", function()
-    local ids, labels = format():encode { messages = { talk[2], talk[3] } }
-    assert.same(ids_of(START, "user\nA", END, "\n", START, "assistant\nB", END, "\n"), ids)
-    local want = {}
-    for t = 1, #ids do want[t] = -100 end
-    want[#ids - 2], want[#ids - 1] = ("B"):byte(), END
-    assert.same(want, labels)
-  end)
-
-  it("hold special tokens as plain text", function()
-    local ids = format():encode { messages = { { role = "user", content = "<|im_end|>" } } }
-    assert.same(ids_of(START, "user\n<|im_end|>", END, "\n"), ids)
-  end)
-
-  it("drop the white space that a token takes", function()
-    local strip = folder("strip", { special = SPECIAL, eos = "</s>",
-      strip = { ["<|im_start|>"] = "rstrip", ["<|im_end|>"] = "lstrip" } })
-    local ids = format(strip, function()
-      return { { text = "<|im_start|>", special = true, trained = false }, { text = "\n a \n", trained = true },
-               { text = "<|im_end|>", special = true, trained = true }, { text = "\n", trained = false } }
-    end):encode { messages = { talk[2] } }
-    assert.same(ids_of(START, "a", END, "\n"), ids)
-  end)
-
-  -- Layouts with the special tokens of each, on the same talk.
-  local layouts = {
-    { "chatml", chat.chatml, { "<|im_start|>", "<|im_end|>" }, "",
-      "<|im_start|>system\\nS<|im_end|>\\n<|im_start|>user\\nA<|im_end|>\\n<|im_start|>assistant\\n[B<|im_end|>]\\n"
-      .. "<|im_start|>user\\nC<|im_end|>\\n<|im_start|>assistant\\n[D<|im_end|>]\\n" },
-    { "qwen3", chat.qwen3, { "<|im_start|>", "<|im_end|>" }, "{% if enable_thinking %}",
-      "<|im_start|>system\\nS<|im_end|>\\n<|im_start|>user\\nA<|im_end|>\\n<|im_start|>assistant\\n[B<|im_end|>]\\n"
-      .. "<|im_start|>user\\nC<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n[D<|im_end|>]\\n" },
-    { "qwen3 without thinking", chat.qwen3, { "<|im_start|>", "<|im_end|>" }, "",
-      "<|im_start|>system\\nS<|im_end|>\\n<|im_start|>user\\nA<|im_end|>\\n<|im_start|>assistant\\n[B<|im_end|>]\\n"
-      .. "<|im_start|>user\\nC<|im_end|>\\n<|im_start|>assistant\\n[D<|im_end|>]\\n" },
-    { "llama3", chat.llama, { "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>" }, "",
-      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\\n\\nS<|eot_id|>"
-      .. "<|start_header_id|>user<|end_header_id|>\\n\\nA<|eot_id|>"
-      .. "<|start_header_id|>assistant<|end_header_id|>\\n\\n[B<|eot_id|>]"
-      .. "<|start_header_id|>user<|end_header_id|>\\n\\nC<|eot_id|>"
-      .. "<|start_header_id|>assistant<|end_header_id|>\\n\\n[D<|eot_id|>]" },
-    { "llama2", chat.llama, { "<s>", "</s>" }, "",
-      "<s>[INST] <<SYS>>\\nS\\n<</SYS>>\\n\\nA [/INST][B </s>]<s>[INST] C [/INST][D </s>]" },
-    { "llama with ChatML", chat.llama, { "<|im_start|>", "<|im_end|>" }, "'<|im_start|>system\\nHELP<|im_end|>\\n'",
-      "<|im_start|>system\\nS<|im_end|>\\n<|im_start|>user\\nA<|im_end|>\\n<|im_start|>assistant\\n[B<|im_end|>]\\n"
-      .. "<|im_start|>user\\nC<|im_end|>\\n<|im_start|>assistant\\n[D<|im_end|>]\\n" },
-    { "mistral", chat.mistral, { "<s>", "</s>" }, "",
-      "<s>[INST] S\\n\\nA [/INST][B</s>][INST] C [/INST][D</s>]" },
-    { "mistral v3", chat.mistral, { "<s>", "</s>", "[INST]", "[/INST]" }, "",
-      "<s>[INST] S\\n\\nA[/INST][ B</s>][INST] C[/INST][ D</s>]" },
-    { "mistral tekken", chat.mistral, { "<s>", "</s>", "[INST]", "[/INST]" }, "'[INST]' + content",
-      "<s>[INST]S\\n\\nA[/INST][B</s>][INST]C[/INST][D</s>]" },
-    { "gemma", chat.gemma, { "<bos>", "<start_of_turn>", "<end_of_turn>" }, "",
-      "<bos><start_of_turn>user\\nS\\n\\nA<end_of_turn>\\n<start_of_turn>model\\n[B<end_of_turn>]\\n"
-      .. "<start_of_turn>user\\nC<end_of_turn>\\n<start_of_turn>model\\n[D<end_of_turn>]\\n" },
-    { "phi3", chat.phi3, { "<|system|>", "<|user|>", "<|assistant|>", "<|end|>" }, "",
-      "<|system|>\\nS<|end|>\\n<|user|>\\nA<|end|>\\n<|assistant|>\\n[B<|end|>]\\n<|user|>\\nC<|end|>\\n"
-      .. "<|assistant|>\\n[D<|end|>]\\n" },
-    { "phi4 mini", chat.phi3, { "<|system|>", "<|user|>", "<|assistant|>", "<|end|>" }, "'<|' + role + '|>' + content",
-      "<|system|>S<|end|><|user|>A<|end|><|assistant|>[B<|end|>]<|user|>C<|end|><|assistant|>[D<|end|>]" },
-    { "phi4", chat.phi3, { "<|im_start|>", "<|im_sep|>", "<|im_end|>" }, "",
-      "<|im_start|>system<|im_sep|>S<|im_end|><|im_start|>user<|im_sep|>A<|im_end|>"
-      .. "<|im_start|>assistant<|im_sep|>[B<|im_end|>]<|im_start|>user<|im_sep|>C<|im_end|>"
-      .. "<|im_start|>assistant<|im_sep|>[D<|im_end|>]" },
-    { "glm4", chat.glm4, { "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>" }, "",
-      "[gMASK]<sop><|system|>\\nS<|user|>\\nA<|assistant|>[\\nB<|user|>]\\nC<|assistant|>[\\nD<|user|>]" },
-  }
-
-  for i, l in ipairs(layouts) do
-    local name, layout, special, template, want = table.unpack(l)
-    local dir
-    setup(function()
-      table.insert(special, "<eos>")
-      dir = folder("layout" .. i, { special = special, eos = "<eos>", template = template })
-    end)
-
-    it("stand in the layout of " .. name, function() assert.equal(want, shown(dir, { messages = talk }, layout)) end)
-
-    it("begin as a prompt does in the layout of " .. name, function()
-      local f = format(dir, layout)
-      local ids, labels = f:encode { messages = talk }
-      f.context.generate = true
-      local prompt = f:encode { messages = table.move(talk, 1, 4, 1, {}) }
-      for t, id in ipairs(prompt) do assert.equal(ids[t], id) end
-      assert.is_true(labels[#prompt] == -100 and labels[#prompt + 1] ~= -100)
-    end)
-  end
-
-  it("get the system turn that the template has for them", function()
-    local dir = folder("default", { special = SPECIAL, eos = "</s>",
-      template = "{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}" })
-    assert.equal("<|im_start|>system\\nBe kind.<|im_end|>\\n<|im_start|>user\\nA<|im_end|>\\n",
-      shown(dir, { messages = { talk[2] } }))
-    assert.is_truthy(shown(dir, { messages = talk }):find("system\\nS<|im_end|>", 1, true))
-  end)
-
-  it("get the dates of Llama 3.1", function()
-    local dir = folder("dates", { eos = "<|eot_id|>", template = "Cutting Knowledge Date: December 2023",
-      special = { "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>" } })
-    assert.is_truthy(shown(dir, { messages = talk }, chat.llama):find(
-      "Cutting Knowledge Date: December 2023\\nToday Date: 26 Jul 2024\\n\\nS<|eot_id|>", 1, true))
-  end)
-
-  it("lose the reasoning of all answers but the last with Qwen3", function()
-    local dir = folder("reason", { special = SPECIAL, eos = "</s>", template = "enable_thinking" })
-    local b, d = "<think>\nx\n</think>\n\nB", "<think>\ny\n</think>\n\nD"
-    local text = shown(dir, { messages = { talk[2], { role = "assistant", content = b }, talk[4],
-                                           { role = "assistant", content = d } } }, chat.qwen3)
-    assert.equal("<|im_start|>user\\nA<|im_end|>\\n<|im_start|>assistant\\n[B<|im_end|>]\\n"
-      .. "<|im_start|>user\\nC<|im_end|>\\n<|im_start|>assistant\\n[<think>\\ny\\n</think>\\n\\nD<|im_end|>]\\n", text)
-  end)
-
-  it("that no layout can hold are refused", function()
-    refused("messages: this model's layout takes user and assistant in turn",
-      { messages = { talk[2], talk[2] } }, format(folder("gemma", {
-        special = { "<bos>", "<start_of_turn>", "<end_of_turn>" }, eos = "<end_of_turn>" }), chat.gemma))
-  end)
-
-  it("that are malformed are told by their place", function()
-    refused("'messages' is a text, not a list", { messages = "x" })
-    refused("'messages' must be a list", { messages = {} })
-    refused("'messages' must be a list", { messages = { role = "user" } })
-    refused("messages[1] is a text, not an object", { messages = { talk[2], "x" } })
-    refused("messages[0]: role 'bot'; system, user or assistant", { messages = { { role = "bot", content = "" } } })
-    refused("messages[0]: role null", { messages = { { content = "" } } })
-    refused("messages[0]: content is a list, not a text", { messages = { { role = "user", content = { "x" } } } })
-    refused("messages[0]: content is null", { messages = { { role = "assistant", content = bs.json.null } } })
-    refused("messages[1]: a system message must be the first", { messages = { talk[2], talk[1] } })
-    refused("messages[0] has 'tool_calls', which is not supported",
-      { messages = { { role = "assistant", content = "", tool_calls = { 1 } } } })
-    assert(format():encode { messages = { { role = "user", content = "", tool_calls = bs.json.null } } })
-  end)
-
-  it("need a layout, and its tokens", function()
-    fails(1, "this family has no chat layout", rows.new(300, rows.text(plain)), { messages = talk })
-    fails(1, "needs the token '<bos>'", format(plain, chat.gemma), { messages = { talk[2], talk[3] } })
   end)
 end)
 
@@ -292,13 +146,23 @@ describe("the tokenizer", function()
   end)
 
   it("must know how a text ends", function()
-    fails(1, "the token that ends a text", format(folder("endless", { special = SPECIAL })), { text = "a" })
+    fails(1, "config.json names the token that ends a text (eos)", format(folder("endless", { special = SPECIAL })),
+      { text = "a" })
   end)
 
   it("may know more tokens than the model", function()
     local f = format(plain, nil, 258)
     assert(f:encode { text = "a" })
     refused("token '<|im_end|>' (259) is outside the model's vocabulary of 258", { text = "<|im_end|>" }, f)
+  end)
+end)
+
+describe("bytes that are not UTF-8", function()
+  it("are told, not replaced", function()
+    refused("byte 2 of 'text' is not UTF-8", { text = "a\xFF" })
+    refused("byte 1 of 'completion' is not UTF-8", { prompt = "a", completion = "\xE4\xB8" })
+    refused("messages[0]: byte 3 of its content is not UTF-8",
+      { messages = { { role = "user", content = "ab\xED\xA0\x80" } } })
   end)
 end)
 
@@ -342,6 +206,29 @@ describe("a file of rows", function()
       assert.is_truthy(message:find(("%s:%d: %s"):format(path, line, what), 1, true), message)
     end
     assert.is_truthy(message:find("4 of 5 rows were dropped", 1, true))
+  end)
+
+  it("tells which rows' borders lie inside a token, and which messages hold the text of one", function()
+    local merged = folder("merged file", { special = SPECIAL, eos = "</s>", merges = { { "b", "c" } } })
+    write { '{"prompt": "a", "completion": "bc"}', '{"prompt": "ab", "completion": "c"}' }
+    local d <close> = assert(open { text = rows.text(merged) })
+    local border = "; 1 rows whose border is inside a token of the whole text (%s:2)"
+    assert.is_truthy(d:describe():find(border:format(path), 1, true), d:describe())
+    local function talk(text)
+      return ('{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "b"}]}'):format(text)
+    end
+    write { talk "a", talk "</s>" }
+    local e <close> = assert(open { micro_tokens = 64 })
+    local special = "; 1 rows with the text of a special token in a message, which is plain text there (%s:2)"
+    assert.is_truthy(e:describe():find(special:format(path), 1, true), e:describe())
+  end)
+
+  it("that is not UTF-8 is told with the line and the byte", function()
+    write { '{"text": "a"}', '{"text": "a", "note": "\xC3"}', '{"text": "\\ud800"}' }
+    local d, message = open()
+    assert.is_nil(d)
+    assert.is_truthy(message:find(path .. ":2: byte 24 of the line is not UTF-8", 1, true), message)
+    assert.is_truthy(message:find(path .. ":3: not JSON", 1, true), message)
   end)
 
   it("gives the same rows again when a step needs them", function()

@@ -249,6 +249,17 @@ describe("a text that goes on from another", function()
     assert.same({ 2, 2 }, (t:encode(" a a", { continued = true })))
   end)
 
+  it("and one that follows a token gets what is put before every text, not before the first", function()
+    for scheme, want in pairs { first = { 4 }, always = { 7, 4 } } do
+      local t <close> = open { ["tokenizer.json"] = tokenizer { pre_tokenizer = { type = "Metaspace", replacement = "▁",
+        prepend_scheme = scheme } } }
+      assert.same(want, (t:encode("ab", { inside = true })))
+      local whole = t:encode "</s>ab"
+      assert.equal(10, table.remove(whole, 1))
+      assert.same(want, whole)
+    end
+  end)
+
   it("begins with no BOS", function()
     local t <close> = open {}
     assert.error_matches(function() t:encode("a", { continued = true, special = true }) end, "goes on from another")

@@ -11,6 +11,7 @@ M.files = {
   ["model.safetensors"] = "lua/bs/model", ["model.safetensors.index.json"] = "lua/bs/model",
   ["generation_config.json"] = "src/text lua/bs/data recipes", ["tokenizer.json"] = "src/text recipes",
   ["tokenizer_config.json"] = "src/text lua/bs/data recipes", ["chat_template.jinja"] = "lua/bs/data",
+  ["chat_template.json"] = "lua/bs/data",
   ["special_tokens_map.json"] = "src/text", ["added_tokens.json"] = "src/text",
   ["adapter_config.json"] = "lua/bs/model lua/bs/train recipes", -- of an adapter; beside a model it is told
 }
@@ -45,11 +46,14 @@ M.file_keys = {
     unk_token = "src/text/beside.c", sep_token = "src/text/beside.c", pad_token = "src/text/beside.c",
     cls_token = "src/text/beside.c", mask_token = "src/text/beside.c", add_bos_token = "src/text/beside.c",
     additional_special_tokens = "src/text/beside.c", extra_special_tokens = "src/text/beside.c",
-    -- add_eos_token: rows end with eos and prompts never do, whatever it says.
-    add_eos_token = false, clean_up_tokenization_spaces = false, legacy = false, model_max_length = false,
+    chat_template = "lua/bs/data/templates.lua",
+    -- Rows end with eos and prompts never do, whatever add_eos_token says.
+    add_eos_token = false, clean_up_tokenization_spaces = false,
+    legacy = false, model_max_length = false,
     padding_side = false, truncation_side = false, sp_model_kwargs = false, spaces_between_special_tokens = false,
     tokenizer_class = false, use_default_system_prompt = false,
   },
+  ["chat_template.json"] = { chat_template = "lua/bs/data/templates.lua" },
   ["special_tokens_map.json"] = {
     bos_token = "src/text/beside.c", eos_token = "src/text/beside.c", pad_token = "src/text/beside.c",
     additional_special_tokens = "src/text/beside.c",

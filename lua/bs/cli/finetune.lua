@@ -3,6 +3,7 @@
 -- of the models are this with a model and defaults of their own.
 local bs = require "bs"
 local args = require "bs.settings.args"
+local chat = require "bs.data.chat"
 local data = require "bs.data.loader"
 local job = require "bs.train.job"
 local budget = require "bs.plan.budget"
@@ -33,6 +34,8 @@ local settings = {
   step_tokens = { 2048, "tokens of an optimizer step", 2 },
   micro_tokens = { 512, "tokens of a micro-batch, and of a row, at most", 2, 1 << 20 },
   on_long = { "drop", "rows longer than micro_tokens: leave them out, or refuse the data", { "drop", "refuse" } },
+  layout = { "auto", "of rows of messages; auto: as the model's own template has it",
+    { "auto", table.unpack(chat.layouts) } },
   max_refused = { 0.05, "largest share of rows that may be unusable", 0, 1 },
   lr = { 2e-4, "learning rate", 0, 1e3 },
   schedule = { "cosine", "of the learning rate; cosine ends at lr/10, linear at 0", schedule.kinds },
@@ -188,7 +191,7 @@ function finetune.main(words, recipe)
   local process = process_bytes(cfg)
   local j <close> = open_job(cfg, given)
   tell_job(cfg, j)
-  local text = formats.text(cfg.model, j.model.family.chat)
+  local text = formats.text(cfg.model, j.model.family.chat, cfg.layout)
   local train_rows = open_rows(cfg, j, text, cfg.data)
   local valid_rows = cfg.valid ~= "" and open_rows(cfg, j, text, cfg.valid) or nil
   local preview, trained, tokens = train_rows:preview()

@@ -8,6 +8,7 @@
 --
 -- The first row that fits a format decides for all; a row that fits two is refused.
 local bs = require "bs"
+local texts = require "bs.data.texts"
 
 local formats = { NO_LOSS = -100 }
 local NO_LOSS <const> = formats.NO_LOSS
@@ -96,33 +97,22 @@ end
 
 -- ---- text ----------------------------------------------------------------------------------------------
 
-local SPECIAL <const>, LITERAL <const> = { special = true }, { literal = true }
-
--- Ids of a text as the model expects a text to begin, with one BOS where it has one.
-local function encode_start(self, text)
-  local ids, bos = self.tokenizer:encode(text, SPECIAL), self.bos
-  if bos and ids[1] == bos and ids[2] == bos then table.remove(ids, 1) end
-  return ids
-end
-
 local function add_end(self, ids)
   if ids[#ids] ~= self.eos then ids[#ids + 1] = self.eos end
 end
 
 local function encode_text(self, row)
-  local ids = encode_start(self, row.text)
+  local ids = self.texts:start(row.text)
   add_end(self, ids)
   return ids, ids
 end
 
 local function encode_prompt(self, row)
-  local ids, labels = encode_start(self, row.prompt), {}
-  local answer = self.tokenizer:encode(row.completion)
-  add_end(self, answer)
-  for t = 1, #ids do labels[t] = NO_LOSS end
-  table.move(answer, 1, #answer, #ids + 1, labels)
-  table.move(answer, 1, #answer, #ids + 1, ids)
-  return ids, labels
+  local ids, prompt, border = self.texts:answer(row.prompt, row.completion)
+  local labels = {}
+  if #ids == prompt or ids[#ids] ~= self.eos then ids[#ids + 1] = self.eos end
+  for t = 1, #ids do labels[t] = t > prompt and ids[t] or NO_LOSS end
+  return ids, labels, { border = border or nil }
 end
 
 local function check_messages(list)
@@ -142,54 +132,25 @@ local function check_messages(list)
     if type(m.content) ~= "string" then
       return ("%s: content is %s, not a text"):format(where, kind(m.content))
     end
+    local bad = texts.bad_byte(m.content)
+    if bad then return ("%s: byte %d of its content is not UTF-8"):format(where, bad) end
     if m.role == "system" and i > 1 then return where .. ": a system message must be the first" end
   end
-end
-
--- Does the token take the white space that follows or precedes it?
-local function strips(self, piece, id)
-  if not self.strip[piece] then
-    local after, before = self.tokenizer:encode(piece .. "\n"), self.tokenizer:encode("\n" .. piece)
-    self.strip[piece] = {
-      after = #after == 1 and after[1] == id, before = #before == 1 and before[1] == id,
-    }
-  end
-  return self.strip[piece]
-end
-
-local function encode_segments(self, list)
-  local ids, labels = {}, {}
-  for i, s in ipairs(list) do
-    local before, after, part = list[i - 1], list[i + 1]
-    if s.special then
-      local id = self.tokenizer:id(s.text)
-      if not id then
-        bs.fail("error", "%s: the chat layout of this family needs the token '%s', which the tokenizer lacks; rows of "
-          .. "prompt and completion need no layout", self.source, s.text)
-      end
-      part = { id }
-    else
-      local text = s.text
-      if before and before.special and strips(self, before.text, ids[#ids]).after then text = text:match("^%s*(.*)") end
-      if after and after.special and strips(self, after.text, self.tokenizer:id(after.text)).before then
-        text = text:match("^(.-)%s*$")
-      end
-      part = self.tokenizer:encode(text, LITERAL)
-    end
-    for _, id in ipairs(part) do
-      ids[#ids + 1], labels[#labels + 1] = id, s.trained and id or NO_LOSS
-    end
-  end
-  return ids, labels
 end
 
 local function encode_messages(self, row)
   local bad = check_messages(row.messages)
   if bad then return nil, bad end
-  local segments, reason = self.chat(row.messages, self.context)
+  local segments, reason = self.texts:layout(self.text.chat)(row.messages, self.context)
   if not segments then return nil, "messages: " .. reason end
-  return encode_segments(self, segments)
+  return self.texts:segments(segments, NO_LOSS)
 end
+
+--- What rows may be marked with, in the order of telling: {mark, what such rows have}.
+formats.marks = {
+  { "border", "whose border is inside a token of the whole text" },
+  { "special", "with the text of a special token in a message, which is plain text there" },
+}
 
 -- ---- formats ---------------------------------------------------------------------------------------------
 
@@ -243,6 +204,8 @@ local function check_fields(self, f, row)
     if f.texts and type(row[key]) ~= "string" then
       return ("'%s' is %s, not a text"):format(key, kind(row[key]))
     end
+    local bad = f.texts and texts.bad_byte(row[key])
+    if bad then return ("byte %d of '%s' is not UTF-8"):format(bad, key) end
   end
   for key, value in pairs(row) do
     if not f.has[key] and not null(value) then
@@ -265,17 +228,11 @@ local function need_tokenizer(self)
     bs.fail("error", "rows of %s need a tokenizer, and none is given; rows of input_ids need none", self.format.name)
   end
   local t = self.text.open(self.format.name)
-  self.tokenizer, self.source, self.context = t.tokenizer, t.source, t.context
-  self.bos = t.tokenizer:special "bos"
-  self.eos = t.tokenizer:special "eos" or t.tokenizer:stops()[1]
-  self.strip, self.may_exceed = {}, t.tokenizer:vocab_size() > self.vocab
+  self.texts, self.tokenizer, self.context, self.eos = t, t.tokenizer, t.context, t.eos
+  self.may_exceed = t.tokenizer:vocab_size() > self.vocab
   if not self.eos then
-    bs.fail("error", "%s: neither tokenizer_config.json nor generation_config.json names the token that ends a text "
-      .. "(eos_token)", self.source)
-  end
-  self.chat = self.text.chat
-  if self.format.name == "messages" and not self.chat then
-    bs.fail("error", "%s: this family has no chat layout; use rows of prompt and completion", self.source)
+    bs.fail("error", "%s: none of tokenizer_config.json, special_tokens_map.json, generation_config.json and "
+      .. "config.json names the token that ends a text (eos)", t.source)
   end
 end
 
@@ -285,7 +242,8 @@ local function first_beyond(ids, vocab)
   end
 end
 
---- ids and labels of a row (a decoded JSON value); nil and the reason when it is none.
+--- ids and labels of a row (a decoded JSON value); nil and the reason when it is none. Then what is worth telling of
+-- it, as a set of formats.marks.
 function methods:encode(row)
   if type(row) ~= "table" or row[1] ~= nil then return nil, "not a JSON object" end
   local f, reason, ambiguous = detect(row)
@@ -295,14 +253,14 @@ function methods:encode(row)
   if bad then return nil, bad end
   self.format = f
   if f ~= by_ids then need_tokenizer(self) end
-  local ids, labels = f.encode(self, row)
+  local ids, labels, marks = f.encode(self, row)
   if not ids then return nil, labels end
   local beyond = self.may_exceed and f ~= by_ids and first_beyond(ids, self.vocab)
   if beyond then
     return nil, ("token '%s' (%d) is outside the model's vocabulary of %d"):format(
       self.tokenizer:piece(beyond) or "?", beyond, self.vocab)
   end
-  return ids, labels
+  return ids, labels, marks or {}
 end
 
 --- The name of the format, "" before the first row.
@@ -314,40 +272,15 @@ function methods:ignored() return keys_of(self.unused) end
 --- What turns rows of one data set into ids. vocab: of the model; text: see formats.text, nil for input_ids only.
 function formats.new(vocab, text) return setmetatable({ vocab = vocab, text = text, unused = {} }, mt) end
 
--- The Jinja template beside a tokenizer, "" where there is none.
-local function template_of(dir)
-  local f = io.open(dir .. "/chat_template.jinja", "rb")
-  if f then
-    local text <const> = f:read("a")
-    f:close()
-    return text or ""
-  end
-  f = io.open(dir .. "/tokenizer_config.json", "rb")
-  local ok, config = pcall(bs.json.decode, f and f:read("a") or "")
-  if f then f:close() end
-  local template = ok and type(config) == "table" and config.chat_template
-  if type(template) == "table" then -- several of them by name
-    for _, t in ipairs(template) do
-      if type(t) == "table" and t.name == "default" then template = t.template end
-    end
-  end
-  return type(template) == "string" and template or ""
-end
-
---- Where text rows get their tokenizer and layout: a model's folder, opened at the first need.
-function formats.text(dir, chat)
+--- Where text rows get their tokenizer and layout: a model's folder, opened at the first need. chat: the layout of the
+-- model's family; layout: the name of one of bs.chat that is asked for; nil or "auto": none is.
+function formats.text(dir, chat, layout)
   local opened
-  local function open(what)
-    if opened then return opened end
-    local t, message = bs.tokenizer.open(dir)
-    if not t then bs.fail("error", "rows of %s need the model's tokenizer: %s", what, message) end
-    opened = {
-      tokenizer = t, source = dir,
-      context = { template = template_of(dir), has = function(piece) return t:id(piece) ~= nil end },
-    }
-    return opened
-  end
-  return { chat = chat, open = open }
+  return { chat = chat, open = function(what)
+    local message
+    if not opened then opened, message = texts.open(dir, layout) end
+    return opened or bs.fail("error", "rows of %s need the model's tokenizer: %s", what, message)
+  end }
 end
 
 -- ---- preview ---------------------------------------------------------------------------------------------
@@ -355,25 +288,26 @@ end
 local escapes = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
 
 --- A row as text with what has labels in [brackets], and how many tokens are trained (the first one of a row
--- never is, nothing comes before it). tokenizer: nil shows ids. The middle of what is longer than `most`
--- bytes is left out.
+-- never is, nothing comes before it). tokenizer: nil shows ids. The text is that of all ids together, so that a space
+-- at a border is seen. The middle of what is longer than `most` bytes is left out.
 function formats.preview(ids, labels, tokenizer, most)
-  local parts, run, trained = {}, {}, 0
-  local function flush(marked)
-    if #run == 0 then return end
-    local text = tokenizer and tokenizer:decode(run) or table.concat(run, " ")
-    parts[#parts + 1] = (marked and "[%s]" or "%s"):format(text)
-    run = {}
-  end
-  local last
+  local parts, trained, last = {}, 0, false
+  local stream <close> = tokenizer and tokenizer:stream()
   for t, id in ipairs(ids) do
     local now = labels[t] ~= NO_LOSS
-    if now ~= last then flush(last) end
-    run[#run + 1], last = id, now
+    local text = stream and stream:push(id) or not stream and (t > 1 and " " or "") .. id or ""
+    local space = not stream and t > 1 and now ~= last and " " or ""
+    if now ~= last then
+      parts[#parts + 1] = now and space .. "[" or "]" .. space
+      if space ~= "" then text = text:sub(2) end
+    end
+    parts[#parts + 1] = text
+    last = now
     trained = trained + (now and t > 1 and 1 or 0)
   end
-  flush(last)
-  local text = table.concat(parts, tokenizer and "" or " "):gsub("%c", function(c)
+  parts[#parts + 1] = stream and stream:finish() or ""
+  if last then parts[#parts + 1] = "]" end
+  local text = table.concat(parts):gsub("%c", function(c)
     return escapes[c] or ("\\x%02x"):format(c:byte())
   end)
   most = most or 800

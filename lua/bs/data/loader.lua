@@ -12,6 +12,7 @@ local bs = require "bs"
 local formats = require "bs.data.formats"
 local options = require "bs.settings.options"
 local packing = require "bs.data.packing"
+local texts = require "bs.data.texts"
 
 local data = {}
 local loader = { __name = "bs.data" }
@@ -54,8 +55,10 @@ end
 
 -- ---- one row ---------------------------------------------------------------------------------
 
--- ids, labels of one line; nil and the reason when it is no row.
+-- ids, labels and marks of one line (formats); nil and the reason when it is no row.
 local function parse(self, line)
+  local bad = texts.bad_byte(line)
+  if bad then return nil, ("byte %d of the line is not UTF-8"):format(bad) end
   local ok, row = pcall(bs.json.decode, line)
   if not ok then return nil, "not JSON: " .. tostring(row) end
   return self.format:encode(row)
@@ -80,7 +83,7 @@ end
 local function take(self, line, where, offset)
   local s = self.stats
   s.rows = s.rows + 1
-  local ids, labels = parse(self, line)
+  local ids, labels, marks = parse(self, line)
   if not ids then return note(s.bad, ("%s: %s"):format(where, labels), TOLD) end
   local n = trained(labels)
   if #ids > self.cfg.micro_tokens then
@@ -92,6 +95,7 @@ local function take(self, line, where, offset)
   self.index[#self.index + 1] = offset << LENGTH_BITS | #ids
   s.tokens, s.trained = s.tokens + #ids, s.trained + n
   s.longest = math.max(s.longest, #ids)
+  for mark in pairs(marks) do note(s[mark], where) end
 end
 
 local function read_file(self, file)
@@ -149,6 +153,7 @@ function loader:describe()
   if #self.index ~= s.rows then text = text .. "; " .. dropped(self) end
   local beyond <const> = "of the rows are longer than the %s positions that the model was made for"
   text = text .. reason_text(s.beyond, beyond:format(self.cfg.positions))
+  for _, mark in ipairs(formats.marks) do text = text .. reason_text(s[mark[1]], "rows " .. mark[2]) end
   return #unused == 0 and text or text .. "; fields not used: " .. table.concat(unused, ", ")
 end
 
@@ -174,7 +179,8 @@ end
 -- the data); switch (rows that are longer and those that are not never share a micro-batch) and positions (longer rows
 -- are told), see bs.nn.rope. Returns a loader, or nil, a message and the word for bs.fail: "data" when the rows are
 -- refused, "error" when a file cannot be read. loader.stats: rows; tokens, trained and longest of those kept; bad,
--- too_long, untrained, beyond = {count, rows = the first of them as "file:line", with the reason where it is bad}.
+-- too_long, untrained, beyond and every mark of formats.marks = {count, rows = the first of them as "file:line", with
+-- the reason where it is bad}.
 function data.open(files, opts)
   local self = setmetatable({ cfg = settings(files, opts), index = {}, files = {} }, loader)
   self.first = { [0] = 1 } -- epoch -> its first step
@@ -182,6 +188,7 @@ function data.open(files, opts)
   local function none() return { count = 0, rows = {} } end
   self.stats = { rows = 0, tokens = 0, trained = 0, longest = 0, bad = none(), too_long = none(),
     untrained = none(), beyond = none() }
+  for _, mark in ipairs(formats.marks) do self.stats[mark[1]] = none() end
   local ok, message, status = open_files(self)
   if ok then ok, message, status = judge(self) end
   if ok then return self end

@@ -44,6 +44,6 @@ end
 M.lora = { attention = { "qkv_proj", "o_proj" }, mlp = { "gate_up_proj", "down_proj" } }
 
 --- The layout of a chat.
-M.chat = chat.phi3
+M.chat = chat.phi
 
 return M

@@ -42,6 +42,6 @@ function M.layer(c, w, x, ctx)
 end
 
 --- The layout of a chat.
-M.chat = chat.qwen3
+M.chat = chat.chatml
 
 return M
