@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** fuzz_tokenizer.c: any bytes as a tokenizer file, and behind a zero byte the text to encode. The file
-** is refused, or every id of the text is in the vocabulary, spans lie in the text and in order,
-** decoding at once and step by step agree, and nothing stays allocated. Build and run with libFuzzer:
+** fuzz_tokenizer.c: any bytes as a tokenizer file, behind a zero byte the text to encode, and behind another one what
+** each of the files beside it holds. The file is refused, or every id of the text is in the vocabulary, spans lie in
+** the text and in order, decoding at once and step by step agree, and nothing stays allocated. Build and run with
+** libFuzzer:
 **   clang -g -O1 -fsanitize=fuzzer,address,undefined -D_GNU_SOURCE -DBS_HAVE_URING=0 -DBS_HAVE_BLAS=0 \
 **     -DBS_HAVE_PCRE2=1 -DBS_HAVE_UTF8PROC=1 -Isrc $(pkg-config --cflags libcjson) \
 ** tests/fuzz/fuzz_tokenizer.c src/base/[a-z]*.c src/text/[a-z]*.c -lcjson -lpcre2-8 -lutf8proc -lm \
@@ -67,6 +68,45 @@ static void check_encode(const bs_tok *t, bs_tok_work *w, const char *text, size
     free(id);
 }
 
+static char folder[] = "/tmp/fuzz_tokenizer.XXXXXX";
+
+static void lay_file(const char *name, const uint8_t *data, size_t n)
+{
+    char path[96];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = n == SIZE_MAX ? NULL : fopen(path, "wb");
+    if (n == SIZE_MAX)
+        remove(path);
+    else
+        must(f && fwrite(data, 1, n, f) == n && !fclose(f));
+}
+
+static const char *const beside[] = {"tokenizer_config.json", "special_tokens_map.json",
+                                     "added_tokens.json", "generation_config.json", "config.json"};
+
+static void remove_folder(void)
+{
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        lay_file(beside[i], NULL, SIZE_MAX);
+    lay_file("tokenizer.json", NULL, SIZE_MAX);
+    rmdir(folder);
+}
+
+/* The file in a folder, with others beside it: by the first of their bytes, one of them or all. */
+static void put_folder(const uint8_t *json, size_t json_n, const uint8_t *other, size_t other_n)
+{
+    static bool made;
+    size_t only = other_n ? other[0] % 8 : 7;
+    if (!made) {
+        must(mkdtemp(folder) != NULL);
+        made = !atexit(remove_folder);
+    }
+    lay_file("tokenizer.json", json, json_n);
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        lay_file(beside[i], other + (other_n > 0),
+                 only > 4 || only == i ? other_n - (other_n > 0) : SIZE_MAX);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static const char standard[] = "Hello <s>world  12\xFF\xE4\xB8\x96 e\xCC\x81\n";
@@ -75,20 +115,27 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     size_t before = bs_host_bytes(BS_TAG_MISC);
     const uint8_t *zero = n ? memchr(data, 0, n) : NULL;
     size_t json = zero ? (size_t)(zero - data) : n;
+    const uint8_t *other = zero ? memchr(zero + 1, 0, n - json - 1) : NULL;
     bs_tok *t = NULL;
     bs_tok_work *w = NULL;
     if (fd < 0)
         fd = memfd_create("fuzz", MFD_CLOEXEC);
     must(fd >= 0 && ftruncate(fd, 0) == 0 && pwrite(fd, data, json, 0) == (ssize_t)json);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (other) {
+        put_folder(data, json, other + 1, (size_t)(data + n - other - 1));
+        snprintf(path, sizeof path, "%s", folder);
+    }
     bs_status st = bs_tok_open(path, &t);
     must(st == BS_OK || st == BS_FORMAT || st == BS_UNSUPPORTED);
     if (st == BS_OK) {
         const char *text = zero ? (const char *)zero + 1 : standard;
-        size_t text_n = zero ? n - json - 1 : sizeof standard - 1;
+        size_t text_n = other ? (size_t)(other - zero - 1) : zero ? n - json - 1 : sizeof standard - 1;
         must(bs_tok_work_new(t, &w) == BS_OK);
         check_encode(t, w, text, text_n, BS_TOK_SPANS);
         check_encode(t, w, text, text_n, BS_TOK_SPANS | BS_TOK_SPECIAL | BS_TOK_LITERAL);
+        check_encode(t, w, text, text_n, BS_TOK_SPANS | BS_TOK_CONTINUED);
+        check_encode(t, w, text, text_n, BS_TOK_SPANS | BS_TOK_INSIDE | BS_TOK_LITERAL);
     }
     bs_tok_work_free(w);
     bs_tok_close(t);
