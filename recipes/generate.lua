@@ -111,9 +111,9 @@ end
 
 -- The ids that end an answer, as a set; told. t: texts of the model; nil: what its configuration says.
 local function stops(t, family_chat)
-  local set, list = {}, {}
+  local set, list, known = {}, {}, true
   if t then
-    set, list = t:stops(family_chat)
+    set, list, known = t:stops(family_chat)
   else
     for _, id in ipairs(texts.config_stops(cfg.model)) do set[id], list[#list + 1] = true, id end
   end
@@ -121,7 +121,8 @@ local function stops(t, family_chat)
     local piece = t and t.tokenizer:piece(id)
     list[i] = piece and ("'%s' (%d)"):format(piece, id) or tostring(id)
   end
-  note("an answer ends at %s", #list > 0 and table.concat(list, ", ") or "max_new= tokens only: no file names an end")
+  note("an answer ends at %s%s", #list > 0 and table.concat(list, ", ") or "max_new= tokens only: no file names an end",
+    known and "" or "; no end of a chat's turn is known: layout= names one")
   return set
 end
 

@@ -457,6 +457,33 @@ static bs_status compare_around(bs_tok *t, const bsi_beside *b)
     return BS_OK;
 }
 
+/* Does tokenizer.json put a space, or what stands for one, before a text? */
+static bool puts_space(const bs_tok *t)
+{
+    for (size_t i = 0; i < t->norms.n; i++)
+        if (t->norms.op[i].kind == BSI_NORM_PREPEND)
+            return true;
+    for (size_t i = 0; i < t->pretoks.n; i++)
+        if (t->pretoks.op[i].kind != BSI_PRETOK_SPLIT && t->pretoks.op[i].prepend != BSI_PREPEND_NEVER)
+            return true;
+    return false;
+}
+
+/* Settings of tokenizer_config.json that some classes of transformers apply over tokenizer.json. */
+static bs_status compare_settings(bs_tok *t, const bsi_beside *b)
+{
+    const cJSON *space = get(b->config.root, "add_prefix_space");
+    if (cJSON_IsBool(space) && cJSON_IsTrue(space) != puts_space(t))
+        BSI_TRY(
+            note(t, "%s says add_prefix_space %s, tokenizer.json puts %s before a text and is followed",
+                 CONFIG, cJSON_IsTrue(space) ? "true" : "false", puts_space(t) ? "a space" : "none"));
+    if (cJSON_IsTrue(get(b->config.root, "split_special_tokens")))
+        BSI_TRY(note(
+            t, "%s says split_special_tokens, which is not done: special tokens in a text are tokens",
+            CONFIG));
+    return BS_OK;
+}
+
 bs_status bsi_beside_specials(bs_tok *t, const bsi_beside *b)
 {
     bool config_first = !b->map.root || get(b->config.root, "added_tokens_decoder");
@@ -479,5 +506,6 @@ bs_status bsi_beside_specials(bs_tok *t, const bsi_beside *b)
     BSI_TRY(fill_in(t, b, "bos"));
     BSI_TRY(fill_in(t, b, "eos"));
     BSI_TRY(fill_in(t, b, "pad"));
-    return compare_around(t, b);
+    BSI_TRY(compare_around(t, b));
+    return compare_settings(t, b);
 }

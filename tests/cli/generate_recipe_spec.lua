@@ -79,6 +79,10 @@ describe("recipes/generate.lua", function()
     local _, log = recipe "ids=72,105 max_new=1"
     assert.is_truthy(log:find("an answer ends at 300, '<s>' (256)\n", 1, true), log) -- llama2 ends with eos
     os.remove(dir .. "/special_tokens_map.json")
+    bs.write_file(dir .. "/chat_template.jinja", "{{ messages }}")
+    _, log = recipe "prompt=Hi max_new=1"
+    assert.is_truthy(log:find("an answer ends at 300; no end of a chat's turn is known", 1, true), log)
+    os.remove(dir .. "/chat_template.jinja")
   end)
 
   it("begins a prompt as training does, with one BOS", function()

@@ -30,6 +30,17 @@ describe("text", function()
     assert.same(ids_of(BOS, EOS), (f:encode { text = "" }))
   end)
 
+  it("ends once where the tokenizer puts an end, too; prompts go without it", function()
+    local dir = folder("after", { special = SPECIAL, bos = "<s>", eos = "</s>" })
+    local t = bs.json.decode(assert(bs.read_file(dir .. "/tokenizer.json")))
+    table.insert(t.post_processor.single, { SpecialToken = { id = "</s>", type_id = 0 } })
+    t.post_processor.special_tokens["</s>"] = { id = "</s>", ids = { EOS }, tokens = { "</s>" } }
+    bs.write_file(dir .. "/tokenizer.json", bs.json.encode(t))
+    assert.same(ids_of(BOS, "abc", EOS), (format(dir):encode { text = "abc" }))
+    assert.same(ids_of(BOS, "ab", "c", EOS), (format(dir):encode { prompt = "ab", completion = "c" }))
+    assert.is_truthy(case.told()[1]:find("puts the end 257 behind every text; prompts go without it", 1, true))
+  end)
+
   it("that ends itself gets no second end; its special tokens are tokens", function()
     assert.same(ids_of("a", START, EOS), (format():encode { text = "a<|im_start|></s>" }))
   end)

@@ -217,6 +217,24 @@ describe("BOS", function()
   end)
 end)
 
+describe("a setting of tokenizer_config.json that tokenizer.json has otherwise", function()
+  it("is told", function()
+    local with = { normalizer = { type = "Prepend", prepend = "▁" } }
+    for says, file in pairs { [true] = {}, [false] = with } do
+      local t <close> = open { ["tokenizer.json"] = tokenizer(file), ["tokenizer_config.json"] =
+                               { add_prefix_space = says } }
+      noted(t, ("says add_prefix_space %s, tokenizer.json puts %s before a text"):format(says, says and "none" or
+        "a space"))
+      local u <close> = open { ["tokenizer.json"] = tokenizer(file), ["tokenizer_config.json"] =
+                               { add_prefix_space = not says } }
+      noted(u)
+    end
+    local v <close> = open { ["tokenizer_config.json"] = { split_special_tokens = true,
+                                                           add_prefix_space = bs.json.null } }
+    noted(v, "says split_special_tokens, which is not done")
+  end)
+end)
+
 describe("a text that goes on from another", function()
   local parts = {
     { "Prepend", normalizer = { type = "Sequence", normalizers = { { type = "Prepend", prepend = "▁" },

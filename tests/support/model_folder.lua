@@ -46,7 +46,8 @@ M.file_keys = {
     unk_token = "src/text/beside.c", sep_token = "src/text/beside.c", pad_token = "src/text/beside.c",
     cls_token = "src/text/beside.c", mask_token = "src/text/beside.c", add_bos_token = "src/text/beside.c",
     additional_special_tokens = "src/text/beside.c", extra_special_tokens = "src/text/beside.c",
-    chat_template = "lua/bs/data/templates.lua",
+    chat_template = "lua/bs/data/templates.lua", add_prefix_space = "src/text/beside.c",
+    split_special_tokens = "src/text/beside.c",
     -- Rows end with eos and prompts never do, whatever add_eos_token says.
     add_eos_token = false, clean_up_tokenization_spaces = false,
     legacy = false, model_max_length = false,

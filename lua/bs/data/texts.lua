@@ -178,11 +178,12 @@ function methods:layout(family_chat)
   return self.chosen
 end
 
--- The tokens that end an answer in the layout that chats of this model have, where that is known without asking.
+-- The tokens that end an answer in the layout that chats of this model have, where that is known without asking;
+-- whether it is.
 local function turn_ends(self, family_chat)
   local template = templates.of(self.source)
   local name = self.asked or template and templates.layout(template.text)
-  local layout = name and chat[name] or not template and family_chat
+  local layout = name and chat[name] or not template and family_chat or nil
   local list = layout and layout({ { role = "user", content = "a" }, { role = "assistant", content = "b" } },
     self.context)
   local ids = {}
@@ -190,19 +191,20 @@ local function turn_ends(self, family_chat)
     local id = s.special and s.trained and self.tokenizer:id(s.text)
     if id then ids[#ids + 1] = id end
   end
-  return ids
+  return ids, layout ~= nil
 end
 
 --- The ids that end an answer, as a set and as a list: those that the model's files name, and the end of a turn in its
--- layout of chats (its family's, where it has no template).
+-- layout of chats (its family's, where it has no template). Then whether that layout is known.
 function methods:stops(family_chat)
   local set, list = {}, {}
-  for _, ids in ipairs { self.tokenizer:stops(), turn_ends(self, family_chat) } do
+  local turn, known = turn_ends(self, family_chat)
+  for _, ids in ipairs { self.tokenizer:stops(), turn } do
     for _, id in ipairs(ids) do
       if not set[id] then set[id], list[#list + 1] = true, id end
     end
   end
-  return set, list
+  return set, list, known
 end
 
 -- ---- opening ---------------------------------------------------------------------------------------------------
