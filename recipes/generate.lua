@@ -48,8 +48,10 @@ local MICROS <const> = 16 -- micro-batches of a walk at most; longer prompts tak
 
 local function note(fmt, ...) io.stderr:write(fmt:format(...), "\n") end
 
+local layout = cfg.layout ~= "auto" and cfg.layout or nil
+
 local function open_texts()
-  local t, message = texts.open(cfg.model, cfg.layout)
+  local t, message = texts.open(cfg.model, layout)
   if not t then bs.fail("error", "%s; without a tokenizer give ids=", message) end
   return t
 end
@@ -99,7 +101,7 @@ end
 local function prompts()
   local given = (cfg.prompt ~= "" and 1 or 0) + (cfg.prompts ~= "" and 1 or 0) + (cfg.ids ~= "" and 1 or 0)
   if given ~= 1 then bs.fail("usage", "one of prompt=, prompts= and ids= is expected (try: help)") end
-  if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) }, (texts.open(cfg.model, cfg.layout)) end
+  if cfg.ids ~= "" then return nil, { read_ids(cfg.ids) }, (texts.open(cfg.model, layout)) end
   local list = cfg.prompt ~= "" and { check(cfg.prompt, "prompt=") } or read_prompts(cfg.prompts)
   local ids, t = {}, open_texts()
   for i, text in ipairs(list) do

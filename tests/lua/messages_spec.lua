@@ -157,7 +157,7 @@ describe("the layout of a model", function()
   local CHATML, MIXTRAL = "{% a %}", "{% b %}"
   local layout_of = templates.layout
   setup(function()
-    templates.layout = function(text) return ({ [CHATML] = "chatml", [MIXTRAL] = "mistral_v1" })[text] end
+    templates.layout = function(text) return ({ [CHATML] = "chatml", [MIXTRAL] = "mixtral" })[text] end
   end)
   teardown(function() templates.layout = layout_of end)
   local talk = { messages = { { role = "user", content = "A" }, { role = "assistant", content = "B" } } }
@@ -201,6 +201,19 @@ describe("the layout of a model", function()
     assert.equal(want, (text(model(), chat.chatml)))
     assert.same({ root .. "/template: the model has no chat template; rows of messages stand in its family's layout, "
       .. "chatml" }, case.told())
+  end)
+
+  it("that is asked for without chats is told", function()
+    assert(rows.new(300, rows.text(plain, nil, "chatml")):encode { input_ids = { 1, 2 } })
+    assert(rows.new(300, rows.text(plain, nil, "auto")):encode { text = "a" })
+    assert.same({ "layout=chatml is for rows of messages; these are rows of input_ids" }, case.told())
+  end)
+
+  it("that there is not is refused", function()
+    local ok, err = pcall(rows.text, plain, nil, "chatmll")
+    assert.is_false(ok)
+    assert.equal(2, err.bs_exit)
+    assert.is_truthy(tostring(err):find("layout=chatmll; one of auto, chatml, ", 1, true), tostring(err))
   end)
 
   it("is not looked for where no row is a chat", function()

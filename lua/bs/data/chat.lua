@@ -172,7 +172,8 @@ end
 
 -- ---- Mistral -----------------------------------------------------------------------------------------------
 
--- o: what stands after [INST], before [/INST] and before an answer; last: the system text stands in the last question.
+-- o: what stands before and after [INST], before [/INST] and before an answer; last: the system text stands in the last
+-- question.
 local function mistral(messages, ctx, o)
   local list, text, token = builder()
   local rest, system = split_system(messages)
@@ -186,6 +187,7 @@ local function mistral(messages, ctx, o)
       token(ctx.eos or "</s>", true)
     else
       local asked = system and i == (o.last and #rest or 1)
+      text(o.lead or "")
       mark "[INST]"
       text(o.open .. (asked and system .. "\n\n" or "") .. m.content .. o.close)
       mark "[/INST]"
@@ -195,14 +197,18 @@ local function mistral(messages, ctx, o)
 end
 
 local text_marks <const> = { open = " ", close = " ", answer = "" }
+local v1_marks <const> = { lead = " ", open = " ", close = " ", answer = " " }
 local token_marks <const> = { open = " ", close = "", answer = " " }
 local nemo_marks <const> = { open = "", close = "", answer = "", last = true }
 
 --- [INST] is text in the first models and a token later.
 function chat.mistral(messages, ctx) return mistral(messages, ctx, ctx.has "[INST]" and token_marks or text_marks) end
 
---- The first ones, whose template refuses a system message.
-function chat.mistral_v1(messages, ctx)
+--- Mistral 7B v0.1 and v0.2 as they are published today. Mixtral has their older template, which refuses a system
+-- message.
+function chat.mistral_v1(messages, ctx) return mistral(messages, ctx, v1_marks) end
+
+function chat.mixtral(messages, ctx)
   if messages[1].role == "system" then return nil, "this model's layout has no place for a system message" end
   return mistral(messages, ctx, text_marks)
 end

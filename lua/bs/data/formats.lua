@@ -8,6 +8,7 @@
 --
 -- The first row that fits a format decides for all; a row that fits two is refused.
 local bs = require "bs"
+local chats = require "bs.data.chat"
 local texts = require "bs.data.texts"
 
 local formats = { NO_LOSS = -100 }
@@ -251,6 +252,9 @@ function methods:encode(row)
   if not f then return nil, reason end
   local bad = check_fields(self, f, row)
   if bad then return nil, bad end
+  if not self.format and f.name ~= "messages" and self.text and self.text.layout then
+    bs.log("layout=%s is for rows of messages; these are rows of %s", self.text.layout, f.name)
+  end
   self.format = f
   if f ~= by_ids then need_tokenizer(self) end
   local ids, labels, marks = f.encode(self, row)
@@ -272,11 +276,18 @@ function methods:ignored() return keys_of(self.unused) end
 --- What turns rows of one data set into ids. vocab: of the model; text: see formats.text, nil for input_ids only.
 function formats.new(vocab, text) return setmetatable({ vocab = vocab, text = text, unused = {} }, mt) end
 
+local is_layout = {}
+for _, name in ipairs(chats.layouts) do is_layout[name] = true end
+
 --- Where text rows get their tokenizer and layout: a model's folder, opened at the first need. chat: the layout of the
 -- model's family; layout: the name of one of bs.chat that is asked for; nil or "auto": none is.
 function formats.text(dir, chat, layout)
   local opened
-  return { chat = chat, open = function(what)
+  if layout == "auto" then layout = nil end
+  if layout and not is_layout[layout] then
+    bs.fail("usage", "layout=%s; one of auto, %s is expected", layout, table.concat(chats.layouts, ", "))
+  end
+  return { chat = chat, layout = layout, open = function(what)
     local message
     if not opened then opened, message = texts.open(dir, layout) end
     return opened or bs.fail("error", "rows of %s need the model's tokenizer: %s", what, message)

@@ -12,6 +12,7 @@ local ADDITIONAL <const> = "additional_chat_templates" -- a folder of templates 
 
 -- The layout of a template by the digest of its text. A name in tests/data/chat/renderings.json stands behind each.
 local known = {
+  ["9288f1ec56dafcdc"] = "mistral_v1",
   ["a56abef5e88d36ab"] = "chatml", ["f856196f880b3952"] = "chatml", ["2ed627ed7f63510d"] = "chatml",
   ["156404f35a280500"] = "chatml", ["75fa6d6e4f403d56"] = "chatml", ["944c81fd5714f3e0"] = "chatml",
   ["483a0dac8706a15f"] = "gemma",
@@ -21,7 +22,7 @@ local known = {
   ["c121a288d21604f9"] = "llama3_1",
   ["659883a08c6a2ea2"] = "llama3_2",
   ["86e602717068c216"] = "mistral_nemo",
-  ["8c49e7ccdc2cfa2d"] = "mistral_v1",
+  ["8c49e7ccdc2cfa2d"] = "mixtral",
   ["02ad963e1dc9b695"] = "phi3",
   ["4fd1936d2ee10882"] = "phi3_5",
   ["7b4861106464e30b"] = "phi4",

@@ -215,13 +215,13 @@ local function piece_of(t, name)
 end
 
 --- The texts of a model's folder; nil and the reason where its tokenizer cannot be opened. layout: the name of the one
--- of bs.chat that is asked for; nil or "auto": none is. What files of the tokenizer contradict each other in is told.
+-- of bs.chat that is asked for; nil: none is. What files of the tokenizer contradict each other in is told.
 function texts.open(dir, layout)
   local t, message = bs.tokenizer.open(dir)
   if not t then return nil, message end
   for _, line in ipairs(t:notes()) do bs.log("%s: %s", dir, line) end
   return setmetatable({
-    tokenizer = t, source = dir, asked = layout ~= "auto" and layout or nil, strip = {}, before = (t:around()),
+    tokenizer = t, source = dir, asked = layout, strip = {}, before = (t:around()),
     eos = t:special "eos",
     context = {
       has = function(piece) return t:id(piece) ~= nil end, bos = piece_of(t, "bos"), eos = piece_of(t, "eos"),
