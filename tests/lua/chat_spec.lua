@@ -55,6 +55,18 @@ describe("a template that is known", function()
     end)
   end
 
+  it("is cut only where a token is or training begins or ends", function()
+    for _, name in ipairs(chat.layouts) do
+      for _, messages in ipairs(data.conversations) do
+        local list = select(2, text_of(chat[name], messages))
+        for i = 2, type(list) == "table" and #list or 0 do
+          local a, b = list[i - 1], list[i]
+          assert.is_true(a.special or b.special or a.trained ~= b.trained, name)
+        end
+      end
+    end
+  end)
+
   it("has renderings", function()
     assert.same({}, templates.without(held))
   end)

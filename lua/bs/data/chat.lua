@@ -13,10 +13,19 @@ local spaces = require "bs.data.spaces"
 
 local chat = {}
 
+-- A list of segments, and what appends a text and a token to it. Texts of one kind are one segment: where one ends, a
+-- token of the whole text may be cut.
 local function builder()
   local list = {}
   return list, function(text, trained)
-    if text ~= "" then list[#list + 1] = { text = text, trained = trained == true, special = false } end
+    local last = list[#list]
+    trained = trained == true
+    if text == "" then return end
+    if last and not last.special and last.trained == trained then
+      last.text = last.text .. text
+    else
+      list[#list + 1] = { text = text, trained = trained, special = false }
+    end
   end, function(text, trained)
     if text ~= "" then list[#list + 1] = { text = text, trained = trained == true, special = true } end
   end
