@@ -213,7 +213,7 @@ local nemo_marks <const> = { open = "", close = "", answer = "", last = true }
 --- [INST] is text in the first models and a token later.
 function chat.mistral(messages, ctx) return mistral(messages, ctx, ctx.has "[INST]" and token_marks or text_marks) end
 
---- Mistral 7B v0.1 and v0.2 as they are published today. Mixtral has their older template, which refuses a system
+--- Mistral 7B v0.1 and v0.2 as published last. Mixtral has their first template, which refuses a system
 -- message.
 function chat.mistral_v1(messages, ctx) return mistral(messages, ctx, v1_marks) end
 
