@@ -106,28 +106,10 @@ describe("an adapter", function()
     j:save(good)
   end)
 
-  -- A copy with keys of its config replaced, or fn(folder) applied.
-  local function with(change)
-    local dir = broken.root .. "/adapter-case"
-    os.execute(("rm -rf '%s' && cp -r '%s' '%s'"):format(dir, good, dir))
-    if type(change) == "function" then
-      change(dir)
-    else
-      local config = bs.json.decode(broken.read(good .. "/adapter_config.json"))
-      for key, value in pairs(change) do config[key] = value end
-      broken.write(dir .. "/adapter_config.json", bs.json.encode(config))
-    end
-    return dir
-  end
+  local function with(change) return broken.adapter(good, change) end
 
   local function with_tensors(fn)
-    return with(function(dir)
-      local path, arrays = dir .. "/adapter_model.safetensors", {}
-      local file <close> = assert(bs.safetensors.open(path))
-      for _, t in ipairs(file:tensors()) do arrays[t.name] = file:read(t.name) end
-      fn(arrays)
-      bs.safetensors.write(path, arrays)
-    end)
+    return with(function(dir) broken.change_tensors(dir .. "/adapter_model.safetensors", fn) end)
   end
 
   it("that is right is read", function() broken.train { adapter = with {} } end)
@@ -209,13 +191,7 @@ describe("parity", function()
   end)
 
   -- The reference with fn(arrays) applied.
-  local function change(fn)
-    local path, arrays = dir .. "/reference.safetensors", {}
-    local file <close> = assert(bs.safetensors.open(path))
-    for _, t in ipairs(file:tensors()) do arrays[t.name] = file:read(t.name) end
-    fn(arrays)
-    bs.safetensors.write(path, arrays)
-  end
+  local function change(fn) broken.change_tensors(dir .. "/reference.safetensors", fn) end
 
   it("refuses what it cannot compute with as a usage error", function()
     broken.run_fails(2, { "model=DIR and reference=FILE are required" }, { "recipes/parity.lua" })

@@ -77,6 +77,29 @@ function broken.with_nan(name, at)
   return broken.with_weights(broken.file_of(header, data:sub(1, from) .. "\xC0\x7F" .. data:sub(from + 3)))
 end
 
+--- A copy of an adapter's folder with keys of its config replaced, or fn(folder) applied.
+function broken.adapter(from, change)
+  local dir = root .. "/adapter-case"
+  os.execute(("rm -rf '%s' && cp -r '%s' '%s'"):format(dir, from, dir))
+  if type(change) == "function" then
+    change(dir)
+  else
+    local config = bs.json.decode(broken.read(from .. "/adapter_config.json"))
+    for key, value in pairs(change) do config[key] = value end
+    broken.write(dir .. "/adapter_config.json", bs.json.encode(config))
+  end
+  return dir
+end
+
+--- A file of tensors with fn(name -> array) applied.
+function broken.change_tensors(path, fn)
+  local arrays = {}
+  local file <close> = assert(bs.safetensors.open(path))
+  for _, t in ipairs(file:tensors()) do arrays[t.name] = file:read(t.name) end
+  fn(arrays)
+  bs.safetensors.write(path, arrays)
+end
+
 function broken.micro(seed) return tiny.micro(seed or 1, broken.VOCAB, { 9, 11 }, 2) end
 
 --- Settings of a small job with `over` in them.

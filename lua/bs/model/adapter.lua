@@ -1,8 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- PEFT adapter folders: adapter_config.json and adapter_model.safetensors, read and written by PEFT's
--- rules. When reading, the tensor keys alone decide what is wrapped; r and alpha come from the config.
+-- rules. When reading, the tensor keys alone decide what is wrapped; r and alpha come from the config. What either file
+-- says that would not be computed is refused.
 local bs = require "bs"
-local checkpoint = require "bs.model.checkpoint"
+local adapter_config = require "bs.model.adapter_config"
+local adapter_tensors = require "bs.model.adapter_tensors"
+local guard = require "bs.settings.guard"
 local lora = require "bs.model.lora"
 local model = require "bs.model.model"
 
@@ -12,51 +15,6 @@ local TRIES <const>, MOST <const> = 100, 1 << 24 -- of reading a folder that is 
 
 --- Names of the files of an adapter folder, for bs.folder; all other files in one are somebody else's.
 adapter.files = { CONFIG, TENSORS }
-
--- Options of PEFT that change the mathematics and that we do not have.
-local refused = {
-  use_dora = false, lora_bias = false, use_qalora = false, fan_in_fan_out = false, bias = "none",
-  layer_replication = bs.json.null, modules_to_save = bs.json.null,
-  trainable_token_indices = bs.json.null, alora_invocation_tokens = bs.json.null,
-}
-
-local function check_config(path, config)
-  if config.peft_type ~= nil and config.peft_type ~= "LORA" then
-    bs.fail("error", "%s: peft_type '%s'; only LORA adapters are supported", path, tostring(config.peft_type))
-  end
-  for key, plain in pairs(refused) do
-    local v = config[key]
-    if v ~= nil and v ~= bs.json.null and v ~= plain and not (type(v) == "table" and not next(v)) then
-      bs.fail("error", "%s: '%s' = %s is not supported", path, key, bs.json.encode(v))
-    end
-  end
-end
-
-local function given(v, default)
-  if v == nil or v == bs.json.null then return default end
-  return v
-end
-
--- The specification that a config describes; its numbers are checked.
-local function spec_of(path, config)
-  for _, key in ipairs { "rank_pattern", "alpha_pattern" } do
-    local v = given(config[key], {})
-    if type(v) ~= "table" then bs.fail("error", "%s: '%s' must be an object", path, key) end
-    for name in pairs(v) do
-      if type(name) ~= "string" then bs.fail("error", "%s: '%s' must be an object", path, key) end
-    end
-  end
-  for _, key in ipairs { "r", "lora_alpha" } do
-    if given(config[key]) == nil then bs.fail("error", "%s: '%s' is missing", path, key) end
-  end
-  local ok, spec = pcall(lora.spec, {
-    rslora = given(config.use_rslora, false), r = config.r, alpha = config.lora_alpha,
-    dropout = given(config.lora_dropout, 0), rank_pattern = given(config.rank_pattern, {}),
-    alpha_pattern = given(config.alpha_pattern, {}),
-  })
-  if not ok then bs.fail("error", "%s: %s", path, tostring(spec)) end
-  return spec
-end
 
 -- ---- reading -------------------------------------------------------------------------------------------
 
@@ -80,61 +38,81 @@ end
 function saved:close() self.file:close() end
 saved.__close = saved.close
 
--- The tensors of the file by linear: full -> {a, b} as the file describes them.
-local function find_tensors(m, file)
-  local prefix, linears, found = m.family.peft_prefix, {}, {}
-  model.each_linear(m, function(l) linears[l.full] = l end)
-  for _, t in ipairs(file:tensors()) do
-    local full, ab = t.name:match("^(.*)%.lora_([AB])%.weight$")
-    local name = full and full:sub(1, #prefix) == prefix and full:sub(#prefix + 1)
-    if not name or not linears[name] then
-      bs.fail("error", "%s: tensor '%s' belongs to no linear of this model; is the adapter of another "
-        .. "model?", file:path(), t.name)
+-- Why a folder without one of the two files is none that can be read.
+local function check_files(dir)
+  local config, tensors = dir .. "/" .. CONFIG, dir .. "/" .. TENSORS
+  if not bs.is_file(config) then
+    if bs.is_file(dir .. "/adapters.safetensors") then
+      bs.fail("error", "%s: there is no %s; adapters.safetensors is of another format than PEFT's", dir, CONFIG)
+    elseif bs.is_file(dir .. "/config.json") then
+      bs.fail("error", "%s: there is no %s; config.json says that it is a model (model=), not an adapter", dir, CONFIG)
     end
-    if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
-      bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported", file:path(), t.name, t.dtype)
+    local inside = {}
+    for _, name in ipairs(bs.list_folder(dir) or {}) do
+      if bs.is_file(dir .. "/" .. name .. "/" .. CONFIG) then inside[#inside + 1] = name end
     end
-    found[name] = found[name] or {}
-    found[name][ab == "A" and "a" or "b"] = t
+    if #inside > 0 then
+      bs.fail("error", "%s: there is no %s; an adapter is in each of its folders: %s", dir, CONFIG,
+        table.concat(inside, ", "))
+    end
+  elseif not bs.is_file(tensors) then
+    for _, name in ipairs { "adapter_model.bin", "adapters.safetensors" } do
+      if bs.is_file(dir .. "/" .. name) then
+        bs.fail("error", "%s: there is no %s; %s is not read (save the adapter with PEFT's save_pretrained, "
+          .. "safe_serialization=True)", dir, TENSORS, name)
+      end
+    end
   end
-  return found
 end
 
 -- The adapters that the tensors make, in model order, shapes checked.
-local function match(m, spec, found, path)
+local function match(m, spec, numbers, found, path)
   local list = {}
-  for _, a in ipairs(lora.select(m, {
-    targets = "all", r = spec.r, alpha = spec.alpha, rslora = spec.rslora, dropout = spec.dropout,
-    rank_pattern = spec.rank_pattern, alpha_pattern = spec.alpha_pattern,
-  })) do
-    local f = found[a.full]
-    if f then
-      if not (f.a and f.b) then
-        bs.fail("error", "%s: '%s' has only one of lora_A and lora_B", path, a.full)
-      end
-      local da, db = f.a.dims, f.b.dims
-      if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
-        bs.fail("error", "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
-          path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
-      end
-      list[#list + 1] = a
+  model.each_linear(m, function(l)
+    local f = found[l.full]
+    if not f then return end
+    local a = lora.of(l, spec, numbers(l))
+    if not (f.a and f.b) then
+      bs.fail("error", "%s: '%s' has only one of lora_A and lora_B", path, a.full)
     end
-  end
+    local da, db = f.a.dims, f.b.dims
+    if #da ~= 2 or #db ~= 2 or da[1] ~= a.r or da[2] ~= a.inn or db[1] ~= a.out or db[2] ~= a.r then
+      bs.fail("error", "%s: '%s' has A [%s] and B [%s]; this model and r=%d need A [%d, %d] and B [%d, %d]",
+        path, a.full, table.concat(da, ", "), table.concat(db, ", "), a.r, a.r, a.inn, a.out, a.r)
+    end
+    list[#list + 1] = a
+  end)
   if #list == 0 then bs.fail("error", "%s: holds no adapter for this model", path) end
   return list
 end
 
+-- A linear that the config names has its tensors in the file: an adapter that lacks a part gives other results than the
+-- one that was trained.
+local function check_complete(m, config, found, path)
+  local wraps, missing, first = adapter_config.wraps(config), 0, nil
+  if not wraps then return end
+  local function check(l)
+    if wraps(l) and not found[l.full] then missing, first = missing + 1, first or l.full end
+  end
+  model.each_linear(m, check)
+  for _, module in ipairs(lora.outer(m)) do check { full = module.name } end
+  if missing > 0 then
+    bs.fail("error", "%s: it is incomplete: 'target_modules' of %s names '%s', which is not in it%s", path, CONFIG,
+      first, missing > 1 and (", nor are %d more"):format(missing - 1) or "")
+  end
+end
+
 local function open_once(m, dir)
-  local path = dir .. "/" .. CONFIG
-  local config = checkpoint.read_json(path)
-  check_config(path, config)
-  local spec = spec_of(path, config)
+  check_files(dir)
+  local config, spec, numbers = adapter_config.read(dir .. "/" .. CONFIG)
   local file, message = bs.safetensors.open(dir .. "/" .. TENSORS)
   if not file then bs.fail("error", "%s", message) end
-  local tensors = find_tensors(m, file)
-  local self = { config = config, spec = spec, file = file, tensors = tensors }
-  self.list = match(m, spec, tensors, file:path())
-  return setmetatable(self, saved)
+  local self = setmetatable({ config = config, spec = spec, file = file }, saved)
+  local _ <close> = guard(self)
+  self.tensors = adapter_tensors.find(m, file)
+  self.list = match(m, spec, numbers, self.tensors, file:path())
+  check_complete(m, config, self.tensors, file:path())
+  return self
 end
 
 --- Open an adapter folder for a model: {list (as lora.select), spec (r, alpha, rslora, ...), config,
@@ -185,11 +163,13 @@ local function peft_config(spec)
   end
   local names, chosen = sorted(targets), sorted(layers)
   local some = #chosen < m.config.layers
-  if not is_product(m, targets, layers, wrapped) then names, some = sorted(wrapped), false end
+  -- PEFT finds the number of a layer after this name, which must not be the first.
+  local pattern = m.family.prefix(0):match("%.([^.]+)%.%d+%.$")
+  if some and not pattern or not is_product(m, targets, layers, wrapped) then names, some = sorted(wrapped), false end
   return {
     alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = spec.name, bias = "none",
     exclude_modules = null, fan_in_fan_out = false, inference_mode = true, init_lora_weights = true,
-    layer_replication = null, layers_pattern = some and "layers" or null,
+    layer_replication = null, layers_pattern = some and pattern or null,
     layers_to_transform = some and chosen or null, loftq_config = {},
     lora_alpha = lora_spec.alpha, lora_bias = false, lora_dropout = first.dropout, megatron_config = null,
     megatron_core = "megatron.core", modules_to_save = null, peft_type = "LORA", r = lora_spec.r,

@@ -7,15 +7,26 @@ local options = require "bs.settings.options"
 
 local lora = {}
 
--- PEFT's suffix rule: a module matches a key that it equals or ends with after a dot.
-local function matches(full, key) return full == key or full:sub(-#key - 1) == "." .. key end
+--- PEFT's rule for names: a module is meant by a name that it equals or ends with after a dot.
+function lora.ends_with(full, name) return full == name or full:sub(-#name - 1) == "." .. name end
+
+--- What PEFT puts before the names of a model's linears.
+function lora.prefix(m) return m.family.peft_prefix or "base_model.model." end
+
+--- Modules outside the layers, which have no adapters here: a list of {name, what}.
+function lora.outer(m)
+  local function module(weight) return (weight:gsub("%.weight$", "")) end
+  return {
+    { name = module(m.family.head.weight), what = "head" }, { name = module(m.family.embed.name), what = "embedding" },
+  }
+end
 
 -- The value of the pattern key that matches, else the default. PEFT takes the first key of several; tables have
 -- no order, so several must agree.
 local function by_pattern(patterns, full, default)
   local found, by
   for key, value in pairs(patterns or {}) do
-    if matches(full, key) then
+    if lora.ends_with(full, key) then
       if found and found ~= value then
         local a, b = key < by and key or by, key < by and by or key
         bs.fail("error", "'%s' matches two patterns with different values, '%s' and '%s'; one is expected", full, a, b)
@@ -39,6 +50,9 @@ end
 local RANK <const> = { type = "integer", least = 1, also = "an integer >= 1" }
 local ALPHA <const> = { type = "number", above = 0, finite = true, also = "a positive number" }
 
+--- What the values of a pattern are.
+lora.pattern_rules = { rank_pattern = RANK, alpha_pattern = ALPHA }
+
 -- What a specification may hold. top_fraction and layers are checked with the model's layers.
 local rules = {
   r = { type = "integer", least = 1, also = "an integer >= 1", default = 16 }, alpha = ALPHA,
@@ -54,16 +68,33 @@ function lora.spec(given)
   for _, t in ipairs(type(spec.targets) == "table" and spec.targets or {}) do
     options.value("lora: ", "targets", t, { type = "string", also = "a list of names" })
   end
-  for name, rule in pairs { rank_pattern = RANK, alpha_pattern = ALPHA } do
+  for name, rule in pairs(lora.pattern_rules) do
     check_keys(name, spec[name])
     for key, value in pairs(spec[name] or {}) do options.value("lora: ", name .. "." .. key, value, rule) end
   end
   return spec
 end
 
---- Targets as a list of module names: "all", names, or the family's group names.
+-- Groups of a staged family with the linear that weighs the experts.
+local ROUTERS <const> = { "router", "gate" }
+
+-- Is a linear one of "all"? Of a dense layer each is, whether a group of the family has it or not; routed experts and
+-- the router of a staged one are trained where they are named.
+local function is_common(m, l)
+  local layer = m.layers[l.layer]
+  if l.part ~= layer.trunk then return false end
+  for _, group in ipairs(layer.groups and ROUTERS or {}) do
+    for _, name in ipairs(m.family.lora[group] or {}) do
+      if lora.ends_with(l.full, name) then return false end
+    end
+  end
+  return true
+end
+
+--- Targets as a sorted list of names of linears (names, and the family's groups put in), and whether "all" is among
+-- them.
 function lora.targets(m, wanted)
-  local list, seen = {}, {}
+  local list, seen, all = {}, {}, false
   local function add(name)
     if not seen[name] then
       seen[name] = true
@@ -72,18 +103,18 @@ function lora.targets(m, wanted)
   end
   for _, name in ipairs(type(wanted) == "table" and wanted or { wanted or "all" }) do
     if name == "all" or name == "all-linear" then
-      for _, group in pairs(m.family.lora) do
-        for _, t in ipairs(group) do add(t) end
-      end
+      all = true
     elseif m.family.lora[name] then
       for _, t in ipairs(m.family.lora[name]) do add(t) end
     else
       add(name)
     end
   end
-  if #list == 0 then bs.fail("usage", "targets: the list is empty; all, names of linears or of groups are expected") end
+  if #list == 0 and not all then
+    bs.fail("usage", "targets: the list is empty; all, names of linears or of groups are expected")
+  end
   table.sort(list)
-  return list
+  return list, all
 end
 
 --- The layers that get adapters: a list (spec.layers), or the last max(1, floor(L*f + 0.5)).
@@ -107,41 +138,53 @@ function lora.layers(m, spec)
   return set
 end
 
---- Adapters for a model and a specification that lora.spec has checked: list of {full, layer, inn, out, r,
--- alpha, scale, dropout} in model order.
+--- The adapter of a linear with its own rank and alpha: {full, layer, inn, out, r, alpha, scale, dropout}.
+function lora.of(l, spec, r, alpha)
+  return {
+    full = l.full, layer = l.layer, inn = l.inn, out = l.out, r = r, alpha = alpha,
+    scale = spec.rslora and alpha / math.sqrt(r) or alpha / r, dropout = spec.dropout,
+  }
+end
+
+-- End the script: a target is no linear of the chosen layers.
+local function no_such(m, target, leaves)
+  for _, module in ipairs(lora.outer(m)) do
+    if lora.ends_with(module.name, (target:gsub("%.weight$", ""))) then
+      bs.fail("error", "targets: '%s' is the %s; linears of the layers can have an adapter", target, module.what)
+    end
+  end
+  bs.fail("error", "targets: '%s' matches no linear of the chosen layers; nearest: %s", target,
+    table.concat(options.nearest(target, leaves), ", "))
+end
+
+--- Adapters for a model and a specification that lora.spec has checked: list of those of lora.of in model order.
 -- A target that matches nothing is an error with the nearest names.
 function lora.select(m, spec)
-  local targets, layers = lora.targets(m, spec.targets), lora.layers(m, spec)
-  local list, hits, leaves = {}, {}, {}
+  local targets, all = lora.targets(m, spec.targets)
+  local layers, list, hits, leaves = lora.layers(m, spec), {}, {}, {}
   model.each_linear(m, function(l)
     leaves[l.full:match("[^.]+$")] = true
     if not layers[l.layer] then return end
+    local wanted = all and is_common(m, l)
     for _, t in ipairs(targets) do
-      if matches(l.full, t) then
-        hits[t] = true
-        local r = by_pattern(spec.rank_pattern, l.full, spec.r)
-        local alpha = by_pattern(spec.alpha_pattern, l.full, spec.alpha)
-        list[#list + 1] = {
-          full = l.full, layer = l.layer, inn = l.inn, out = l.out, r = r, alpha = alpha,
-          scale = spec.rslora and alpha / math.sqrt(r) or alpha / r, dropout = spec.dropout,
-        }
-        break
-      end
+      if lora.ends_with(l.full, t) then hits[t], wanted = true, true end
+    end
+    if wanted then
+      list[#list + 1] = lora.of(l, spec, by_pattern(spec.rank_pattern, l.full, spec.r),
+        by_pattern(spec.alpha_pattern, l.full, spec.alpha))
     end
   end)
   for _, t in ipairs(targets) do
-    if not hits[t] then
-      bs.fail("error", "targets: '%s' matches no linear of the chosen layers; nearest: %s", t,
-        table.concat(options.nearest(t, leaves), ", "))
-    end
+    if not hits[t] then no_such(m, t, leaves) end
   end
+  if #list == 0 then bs.fail("error", "targets: the chosen layers have no linear of 'all'") end
   return list
 end
 
 --- Register A [r, in] and B [out, r] of each adapter as parameters. Returns linear name -> {a, b (ids), scale,
 -- dropout}.
 function lora.register(m, list, params)
-  local by_name, prefix = {}, m.family.peft_prefix or "base_model.model."
+  local by_name, prefix = {}, lora.prefix(m)
   for _, a in ipairs(list) do
     local first = params:add(prefix .. a.full .. ".lora_A.weight", a.r, a.inn)
     local second = params:add(prefix .. a.full .. ".lora_B.weight", a.out, a.r)

@@ -16,12 +16,13 @@ function files.read(path, most)
   return text
 end
 
---- The table that a file of JSON holds. most: bytes that it may have; nil: 256 MiB.
+--- The table that a file of JSON holds, and its text. most: bytes that it may have; nil: 256 MiB.
 function files.json(path, most)
-  local ok, value = pcall(core.json.decode, files.read(path, most or JSON_MOST))
+  local text = files.read(path, most or JSON_MOST)
+  local ok, value = pcall(core.json.decode, text)
   if not ok then exit.fail("error", "%s is not JSON: %s", path, tostring(value)) end
   if type(value) ~= "table" then exit.fail("error", "%s: a JSON object is expected", path) end
-  return value
+  return value, text
 end
 
 return files
