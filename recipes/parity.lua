@@ -9,11 +9,14 @@
 -- the other numbers of the training losses come from reference.json beside it. In bf16, hidden states, logits
 -- and losses may differ by 1.5 times what the logits of the reference's own bf16 run differ by (bf16_logits_rel_err
 -- of reference.json: what its loss differs by is one number, which chance can make nothing); everything else is
--- reported and decides nothing. Entries vl.* (images) are not checked; a note says so.
+-- reported and decides nothing. Entries vl.* (images) are counted as unchecked; any other entry that is not used fails,
+-- and so does a run in which nothing was held against a bound. The gradient of fused experts is held against ours of
+-- each expert, and the other way round.
 local bs = require "bs"
 local args = require "bs.args"
 local job = require "bs.job"
 local checkpoint = require "bs.model.checkpoint"
+local fused_experts = require "bs.model.fused_experts"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the checkpoint" },
@@ -30,6 +33,7 @@ local cfg = args.parse(arg, {
 -- Bounds in f32: relative to the reference's norm over unmasked positions.
 local F32 = { hidden = 5e-6, loss = 1e-6, grad = 2e-5, train = 1e-4, greedy = 0 }
 local GRAD_FLOOR, TIE = 1e-6, 1e-4
+local WIDEST <const> = 0.5 -- an error of bf16 that a reference may state; one of 1 is that of a model that gives zeros
 local bound -- F32, or those of bf16, where a missing one means that the check is only reported
 
 if cfg.model == "" or cfg.reference == "" then
@@ -38,12 +42,12 @@ end
 local ref, message = bs.safetensors.open(cfg.reference)
 if not ref then bs.fail("error", "%s", message) end
 
-local function finite(v) return v == v and v ~= math.huge end
+local function finite(v) return v == v and math.abs(v) ~= math.huge end
 
-local checks, all_ok = {}, true
+local checks, all_ok, decided = {}, true, 0
 local function report(name, err, limit, ok, array)
   ok = ok and finite(err)
-  all_ok = all_ok and ok
+  all_ok, decided = all_ok and ok, decided + (limit and 1 or 0)
   checks[#checks + 1] = {
     name = name, error = finite(err) and err or "not finite", bound = limit, ok = ok,
     hash = array and ("%016x"):format(array:hash()) or nil,
@@ -51,29 +55,48 @@ local function report(name, err, limit, ok, array)
   print(("%-64s %.3e  %s  %s"):format(name, err, limit and ("bound %.1e"):format(limit) or "reported",
     ok and "ok" or "FAIL"))
 end
-local function error_of(ours, theirs) -- infinite where the sizes differ
-  return ours:count() == theirs:count() and bs.array.rel_err(ours, theirs) or math.huge
+
+local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
+
+local function norm_of(a)
+  local zero <close> = bs.array.new("f32", a:dims())
+  return bs.array.rel_err(a, zero)
+end
+
+-- Infinite where the shapes differ, or there is nothing in them. dims: of ours, where the array has others.
+local function error_of(ours, theirs, dims)
+  if theirs:count() == 0 or shape(dims or ours:dims()) ~= shape(theirs:dims()) then return math.huge end
+  return bs.array.rel_err(ours, theirs)
 end
 -- limit: nil means reported only.
 local function compare(name, ours, theirs, limit)
   local err = error_of(ours, theirs)
   report(name, err, limit, not limit or err <= limit, ours)
 end
+
+-- ---- entries of the reference: each is used, or told -----------------------------------------------------
+
+local used = {}
 local function has(name) return ref:find(name) ~= nil end
-local function first_with(prefix)
+local function take(name)
+  used[name] = true
+  return ref:read(name)
+end
+local function names_with(prefix)
+  local names = {}
   for _, t in ipairs(ref:tensors()) do
-    if t.name:sub(1, #prefix) == prefix then return t.name end
+    if t.name:sub(1, #prefix) == prefix then names[#names + 1] = t.name end
   end
+  table.sort(names)
+  return names
 end
 
 -- ---- rows: trimmed to the mask's prefix and laid end to end ------------------------------------------
 
-local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
-
 -- A tensor whose first dimensions are those of input_ids.
 local function read_like(name, rows, width, n_dims)
   if not has(name) then bs.fail("error", "%s: tensor '%s' is missing; it is no reference file", cfg.reference, name) end
-  local a = ref:read(name)
+  local a = take(name)
   local d = a:dims()
   if #d ~= n_dims or rows and (d[1] ~= rows or d[2] ~= width) then
     bs.fail("error", "%s: tensor '%s' is %s; [%s, %s%s] is expected", cfg.reference, name, shape(d), rows or "rows",
@@ -85,6 +108,9 @@ end
 local function read_rows()
   local ids = read_like("input_ids", nil, nil, 2)
   local rows, width = ids:dims()[1], ids:dims()[2]
+  if ids:count() == 0 then
+    bs.fail("error", "%s: tensor 'input_ids' is %s; it has no token", cfg.reference, shape(ids:dims()))
+  end
   local mask = read_like("attention_mask", rows, width, 2)
   local labels = has("labels") and read_like("labels", rows, width, 2):table() or nil
   local m, i = mask:table(), ids:table()
@@ -134,12 +160,17 @@ end
 local function bf16_bounds()
   local own, path = reference_json "dtype=bf16 is held against the reference's own bf16 run"
   local err = own.bf16_logits_rel_err
-  if type(err) ~= "number" then bs.fail("usage", "%s: the number 'bf16_logits_rel_err' is needed for bf16", path) end
+  if type(err) ~= "number" or not (err > 0 and err < WIDEST) then
+    bs.fail("usage", "%s: the number 'bf16_logits_rel_err', above 0 and below %g, is needed for bf16; it is %s", path,
+      WIDEST, type(err) == "number" and err or "none")
+  end
   return { hidden = 1.5 * err, loss = 1.5 * err, own_loss = own.bf16_loss_abs_err }
 end
 
 local function compare_loss(name, ours)
-  local theirs = ref:read(name)
+  local theirs = take(name)
+  local dims = theirs:dims()
+  if #dims == 0 then theirs = scalar(theirs:get(1)) end
   compare(name, scalar(ours), theirs, bound.loss)
   if (bound.own_loss or 0) > 0 then -- decides nothing
     report(name .. " over the reference's", math.abs(ours - theirs:get(1)) / bound.own_loss, nil, true, scalar(ours))
@@ -148,39 +179,55 @@ end
 
 -- ---- runs ----------------------------------------------------------------------------------------------
 
-local GREEDY = has("greedy") and ref:read("greedy"):count() or 0
+local GREEDY = has "greedy" and ref:find("greedy").dims or {}
+local n_greedy = GREEDY[#GREEDY] or 0
 local stats = {}
 
 local function open(extra)
   local settings = {
     model = cfg.model, ignore = cfg.ignore, check = "full", device = cfg.device, dtype = cfg.dtype, home = cfg.home,
     dev_slots = cfg.dev_slots,
-    micro_tokens = math.max(total, rows.row_len[1] + GREEDY), logits = true,
+    micro_tokens = math.max(total, rows.row_len[1] + n_greedy), logits = true,
   }
   for key, value in pairs(extra) do settings[key] = value end
-  local j = job.new(settings) -- refuses a dtype that the device lacks
   bound = bound or (cfg.dtype == "bf16" and bf16_bounds() or F32)
+  local j = job.new(settings) -- refuses a dtype that the device lacks
+  for _, id in ipairs(rows.ids) do
+    if id < 0 or id >= j.model.config.vocab then
+      bs.fail("error", "%s: 'input_ids' holds %s, and this model has %d tokens; is the reference of another model?",
+        cfg.reference, id, j.model.config.vocab)
+    end
+  end
   return j
 end
 
+-- A tie is no error, and tells nothing: one token at least has to be ours alone.
 local function greedy(j)
-  local want, ids = ref:read("greedy"):table(), {}
+  local theirs, ids = take "greedy", {}
+  local want = theirs:table()
+  if #want == 0 or #want ~= n_greedy then
+    return report("greedy, one row is expected", math.huge, bound.greedy, false)
+  end
   for t = 1, rows.row_len[1] do ids[t] = rows.ids[t] end
   local wrong, ties = 0, 0
   for i, token in ipairs(want) do
     local logits = j:walk({ { row_len = { #ids }, ids = ids } }, { mode = "logits" })[1]
-    local best, gap = logits:slice_rows(#ids, #ids):argmax_rows()
-    if best[1] - 1 ~= token then
-      if gap[1] <= TIE then ties = ties + 1 else wrong = wrong + 1 end
+    local last = logits:slice_rows(#ids, #ids)
+    local best = last:argmax_rows()[1]
+    if best - 1 ~= token then
+      local there = token >= 0 and token < last:count()
+      if there and last:get(best) - last:get(token + 1) <= TIE then ties = ties + 1 else wrong = wrong + 1 end
+      if not there then break end
     end
     ids[#ids + 1] = want[i]
   end
+  if ties == #want then wrong = math.huge end
   report(("greedy, %d tokens, %d ties"):format(#want, ties), wrong, bound.greedy,
     not bound.greedy or wrong <= bound.greedy)
 end
 
 local function base_run()
-  if not (has "logits" or has "loss" or first_with "hidden." or has "greedy") then return end
+  if not (has "logits" or has "loss" or names_with("hidden.")[1] or has "greedy") then return end
   local j <close> = open { trainable = "none" }
   local function observe(_, i, _, array)
     if has("hidden." .. i) then compare("hidden." .. i, array, unmasked("hidden." .. i), bound.hidden) end
@@ -188,27 +235,38 @@ local function base_run()
   local logits = j:walk({ rows }, { mode = "logits", observe = observe })[1]
   if has "logits" then compare("logits", logits, unmasked "logits", bound.hidden) end
   if has "loss" then compare_loss("loss", (j:walk({ rows }, { mode = "loss" }))) end
-  if GREEDY > 0 then greedy(j) end
+  if has "greedy" then greedy(j) end
   stats.base = j.instance.stream:stats()
 end
 
-local function check_gradients(j, prefix)
-  local ours, largest, names = j:gradients(), 0, {}
-  for _, t in ipairs(ref:tensors()) do
-    if t.name:sub(1, #prefix) == prefix then
-      names[#names + 1] = t.name
-      local zero = bs.array.new("f32", t.dims)
-      largest = math.max(largest, bs.array.rel_err(ref:read(t.name):cast("f32"), zero))
-    end
+-- What a gradient of the reference is held against: ours by that name, or made of what ours are; with its dims.
+local function our_gradient(j, ours, name)
+  local function dims(n)
+    local t = j.model.checkpoint.tensors[n]
+    return t and t.dims
   end
-  table.sort(names)
+  if ours[name] then return ours[name], dims(name) end
+  return fused_experts.find(ours, name, dims)
+end
+
+-- A gradient that is zero in the reference has no relative error: ours has to be next to the largest one as nothing.
+local function check_gradients(j, prefix)
+  local ours, largest, names = j:gradients(), 0, names_with(prefix)
   for _, name in ipairs(names) do
-    local a, b = ours[name:sub(#prefix + 1)], ref:read(name):cast("f32")
+    local norm = norm_of(ref:read(name):cast("f32"))
+    if finite(norm) then largest = math.max(largest, norm) end
+  end
+  for _, name in ipairs(names) do
+    local b = take(name):cast("f32")
+    local a, dims = our_gradient(j, ours, name:sub(#prefix + 1))
+    local norm = norm_of(b)
     if not a then
       report(name .. " (not trained here)", math.huge, bound.grad, false)
+    elseif norm == 0 then
+      local err = error_of(a, b, dims) / largest
+      report(name, err, bound.grad and GRAD_FLOOR, not bound.grad or err <= GRAD_FLOOR, a)
     else
-      local zero = bs.array.new("f32", b:dims())
-      local err, norm = error_of(a, b), bs.array.rel_err(b, zero)
+      local err = error_of(a, b, dims)
       report(name, err, bound.grad,
         not bound.grad or err <= bound.grad or err * norm <= GRAD_FLOOR * largest, a)
     end
@@ -225,11 +283,16 @@ local function optimizer_numbers()
       bs.fail("usage", "%s: 'optimizer' must hold the numbers lr, betas (two), eps and weight_decay", path)
     end
   end
+  if o.lr <= 0 or not finite(o.lr) or math.min(betas[1], betas[2]) < 0 or math.max(betas[1], betas[2]) >= 1 then
+    bs.fail("usage", "%s: 'optimizer' has lr %s and betas %s, %s; a number above 0, and two in [0, 1), are expected",
+      path, o.lr, betas[1], betas[2])
+  end
   return o
 end
 
 local function adapter_run()
-  if not (has "lora.loss" or has "lora.logits" or first_with "grad." or has "train.losses") then return end
+  local gradients = names_with("grad.")[1]
+  if not (has "lora.loss" or has "lora.logits" or gradients or has "train.losses") then return end
   local o = optimizer_numbers()
   local dir = cfg.adapter ~= "" and cfg.adapter or cfg.model:gsub("/+$", "") .. "/adapter"
   if not bs.is_file(dir .. "/adapter_config.json") then
@@ -240,13 +303,13 @@ local function adapter_run()
   if has "lora.logits" then
     compare("lora.logits", j:walk({ rows }, { mode = "logits" })[1], unmasked "lora.logits", bound.hidden)
   end
-  if has "lora.loss" or first_with "grad." then
+  if has "lora.loss" or gradients then
     local r = j:step({ rows }, { apply = false })
     if has "lora.loss" then compare_loss("lora.loss", r.loss) end
     check_gradients(j, "grad.")
   end
   if has "train.losses" then
-    local want, losses = ref:read "train.losses", {}
+    local want, losses = take "train.losses", {}
     for i = 1, want:count() do
       losses[i] = j:step({ rows }, {
         lr = o.lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = o.weight_decay,
@@ -267,29 +330,40 @@ local function adapter_run()
 end
 
 local function full_gradient_run()
-  if not first_with "fullgrad." then return end
+  if not names_with("fullgrad.")[1] then return end
   local j <close> = open { trainable = "base" }
   j:step({ rows }, { apply = false })
   check_gradients(j, "fullgrad.")
   stats.base_gradient = j.instance.stream:stats()
 end
 
--- Entries that only a model with images can answer.
-local function images_note()
-  local n = 0
+-- Entries that only a model with images can answer are unchecked; any other that no run has used is unknown.
+local function count_entries()
+  local n = { held = 0, used = 0, unchecked = 0, unknown = 0 }
   for _, t in ipairs(ref:tensors()) do
-    if t.name:sub(1, 3) == "vl." then n = n + 1 end
+    local kind = used[t.name] and "used" or t.name:sub(1, 3) == "vl." and "unchecked" or "unknown"
+    n.held, n[kind] = n.held + 1, n[kind] + 1
+    if kind == "unknown" then report(t.name .. " (unknown entry)", math.huge, nil, false) end
   end
-  if n > 0 then print(("note: %d entries vl.* need images, which are not supported; not checked"):format(n)) end
+  if n.unchecked > 0 then
+    print(("note: %d entries vl.* need images, which are not supported; not checked"):format(n.unchecked))
+  end
+  print(("%d entries in the reference: %d used, %d unchecked, %d unknown"):format(n.held, n.used, n.unchecked,
+    n.unknown))
+  return n
 end
 
-images_note()
 base_run()
 adapter_run()
 full_gradient_run()
+local entries = count_entries()
 if #checks == 0 then bs.fail("error", "%s holds nothing to check", cfg.reference) end
+if all_ok and decided == 0 then
+  bs.fail("error", "%s holds nothing that has a bound in %s; nothing was decided", cfg.reference, cfg.dtype)
+end
 print(("%d checks, %s"):format(#checks, all_ok and "all ok" or "FAILED"))
 if cfg.json ~= "" then
-  bs.write_file(cfg.json, bs.json.encode({ ok = all_ok, checks = checks, stats = stats }, { pretty = true }))
+  local result = { ok = all_ok, checks = checks, entries = entries, stats = stats }
+  bs.write_file(cfg.json, bs.json.encode(result, { pretty = true }))
 end
 if not all_ok then os.exit(1, true) end

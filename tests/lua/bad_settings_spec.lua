@@ -197,6 +197,11 @@ describe("parity", function()
     broken.run_fails(2, { "model=DIR and reference=FILE are required" }, { "recipes/parity.lua" })
     words[5] = "dtype=bf16"
     broken.run_fails(2, { "dtype=bf16", "cpu computes in f32" }, words)
+    for _, err in ipairs { "null", "0", "-0.01", "0.5", "1e999" } do
+      broken.write(dir .. "/reference.json", ('{"bf16_logits_rel_err": %s}'):format(err))
+      broken.run_fails(2, { "parity/reference.json", "'bf16_logits_rel_err', above 0 and below 0.5" }, words)
+    end
+    os.execute(("cp tests/data/llama/reference.json '%s'"):format(dir))
     words[5] = "home=ssd"
     broken.run_fails(2, { "'home'" }, words)
     words[5] = "adapter=" .. broken.root .. "/nowhere"
@@ -206,6 +211,10 @@ describe("parity", function()
     broken.run_fails(2, { "parity/reference.json is needed" }, words)
     broken.write(dir .. "/reference.json", '{"optimizer": {"lr": 1}}')
     broken.run_fails(2, { "parity/reference.json", "numbers lr, betas" }, words)
+    for _, numbers in ipairs { '"lr": 0, "betas": [0.9, 0.99]', '"lr": 1e-3, "betas": [0.9, 1]' } do
+      broken.write(dir .. "/reference.json", ('{"optimizer": {%s, "eps": 1e-8, "weight_decay": 0}}'):format(numbers))
+      broken.run_fails(2, { "parity/reference.json", "'optimizer' has lr", "are expected" }, words)
+    end
   end)
 
   it("names the check that a corrupted reference fails", function()
@@ -233,8 +242,17 @@ describe("parity", function()
       for t = 1, a.attention_mask:dims()[2] do a.attention_mask:set(t, 0) end
     end)
     broken.run_fails(1, { "attention_mask row 1 masks every token" }, words)
+    for _, id in ipairs { -1, 320 } do
+      change(function(a)
+        for t = 1, a.attention_mask:dims()[2] do a.attention_mask:set(t, 1) end
+        a.input_ids:set(2, id)
+      end)
+      broken.run_fails(1, { "'input_ids' holds " .. id, "320 tokens", "another model" }, words)
+    end
     change(function(a) a.attention_mask = a.loss end)
     broken.run_fails(1, { "parity/reference.safetensors", "'attention_mask' is [1]" }, words)
+    change(function(a) a.input_ids, a.attention_mask = bs.array.new("i64", { 2, 0 }), bs.array.new("i64", { 2, 0 }) end)
+    broken.run_fails(1, { "'input_ids' is [2, 0]; it has no token" }, words)
     change(function(a) a.input_ids = nil end)
     broken.run_fails(1, { "parity/reference.safetensors", "'input_ids' is missing" }, words)
     words[3] = "reference=" .. dir .. "/none.safetensors"
