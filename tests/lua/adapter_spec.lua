@@ -173,9 +173,13 @@ describe("a save", function()
         os.getenv("BSLUA") or "build/release/bslua", dir, words)))
       return p:read("a")
     end
-    local first, last_loss = recipe("r=3 alpha=5"):match("held%-out loss ([%d.]+) %-> ([%d.]+)")
+    local made = recipe "r=3 alpha=5"
+    local first, last_loss = made:match("held%-out loss ([%d.]+) %-> ([%d.]+)")
     assert.is_true(tonumber(last_loss) < tonumber(first))
-    assert.equal(last_loss, recipe("adapter=" .. dir):match("held%-out loss ([%d.]+) %->"))
+    local again = recipe("adapter=" .. dir)
+    assert.equal(last_loss, again:match("held%-out loss ([%d.]+) %->"))
+    local told = "rows from the first on in the order of seed=1, a new warm-up, fresh moments\n"
+    assert.same({ nil, 1 }, { made:find(told, 1, true), select(2, again:gsub(told:gsub("%-", "%%-"), "")) })
     assert.same({ 3, 5 }, { config_of(dir).r, config_of(dir).lora_alpha })
     assert.matches("r= is what the adapter in " .. dir .. " says", recipe("r=3 adapter=" .. dir), 1, true)
   end)

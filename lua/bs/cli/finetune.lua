@@ -18,7 +18,7 @@ local settings = {
   model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)" },
   data = { "", "training rows, JSON lines" },
   valid = { "", "held-out rows: evaluated before, during and after training" },
-  adapter = { "", "folder of an adapter to train on from; it brings r, alpha and targets" },
+  adapter = { "", "folder of an adapter to start from; it brings r, alpha, targets; rows, warm-up, moments are new" },
   out = { "adapter", "folder for the PEFT adapter; empty: nothing is saved" },
   ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
   check = { "sampled", "full: compare all rows of a head that is stored beside the embedding it is tied to",
@@ -161,6 +161,10 @@ local function tell_job(cfg, j)
   say("%s: %d layers of %d channels, %s of weights; %d adapters, %.2f M trained parameters", cfg.model,
     m.config.layers, m.config.channels, budget.mib(j:weight_bytes()), #j.spec.adapters, trained / 1e6)
   say("plan: %s", j:describe())
+  if cfg.adapter ~= "" then
+    say("adapter=%s: training starts from its values, and does not resume the run that made it: rows from the first on "
+      .. "in the order of seed=%d, a new warm-up, fresh moments", cfg.adapter, cfg.seed)
+  end
 end
 
 local function tell_end(cfg, j, result)
