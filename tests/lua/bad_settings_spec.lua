@@ -53,6 +53,67 @@ describe("settings of a job", function()
   end)
 end)
 
+describe("calls of a job", function()
+  after_each(broken.check_usable)
+  local function nothing() end
+
+  -- Calls that a job made with `over` refuses: {text, method, its arguments ...}.
+  local function refuses(over, calls)
+    local j <close> = job.new(broken.settings(over))
+    for _, call in ipairs(calls) do
+      broken.fails(2, { call[1] }, j[call[2]], j, table.unpack(call, 3, 5))
+    end
+  end
+
+  it("for training are refused where nothing is trained, those for saving where there is no adapter", function()
+    local nothing_trained = { "trains nothing", "step", { broken.micro() } }
+    refuses({ trainable = "none" }, {
+      nothing_trained, { "trains nothing", "forward_backward", { broken.micro() } }, { "trains nothing", "gradients" },
+      { "trains nothing", "run", {} }, { "has no adapter to save", "save", broken.root .. "/none" },
+    })
+    local adapter = broken.root .. "/frozen"
+    do
+      local j <close> = job.new(broken.settings {})
+      j:save(adapter)
+    end
+    refuses({ trainable = "none", adapter = adapter }, { nothing_trained, { "trains nothing", "gradients" } })
+    refuses({ trainable = "base" }, {
+      { "save_base(dir) writes its weights", "save", broken.root .. "/none" },
+      { "run: out=x: a job with", "run", { data = {}, steps = 1, out = "x" } },
+    })
+    refuses({ trainable = "lora" }, { { "save(dir) writes the adapter", "save_base", broken.root .. "/none" } })
+  end)
+
+  it("without what they need say what is expected", function()
+    refuses({}, {
+      { "a list of micro-batches", "step" }, { "a list of micro-batches", "step", broken.micro() },
+      { "a list of micro-batches", "step", {} }, { "a list of micro-batches", "walk", {}, { mode = "last" } },
+      { "a list of micro-batches", "forward_backward", {} }, { "made without cache=", "decode", { broken.micro() } },
+      { 'mode="logits": the job was made without logits=true', "walk", { broken.micro() }, { mode = "logits" } },
+      { "run: data= is missing", "run", { steps = 1 } }, { "run: steps= is missing", "run", { data = {} } },
+      { "run: unknown setting 'step'", "run", { data = {}, steps = 1, step = 2 } }, { "save: nil is given", "save" },
+      { "generate: the job was made without cache=", "generate", { { 1 } }, { max_new = 1, choose = nothing } },
+      { "save: '' is given", "save", "" }, { "save_base: nil is given", "save_base" },
+    })
+    refuses({ cache = { rows = 1, tokens = 4 } }, {
+      { "generate: choose= is missing", "generate", { { 1 } }, { max_new = 1 } },
+      { "generate: max_new=0", "generate", { { 1 } }, { max_new = 0, choose = nothing } },
+      { "generate: no prompts", "generate", nil, { max_new = 1, choose = nothing } },
+      { "generate: 2 prompts; a list of up to 1", "generate", { { 1 }, { 2 } }, { max_new = 1, choose = nothing } },
+    })
+  end)
+
+  it("after it is closed say so", function()
+    local j = job.new(broken.settings {})
+    j:close()
+    for _, name in ipairs { "step", "walk", "decode", "forward_backward", "run", "generate", "gradients", "parameters",
+                            "save", "save_base" } do
+      broken.fails(2, { name .. ": the job is closed" }, j[name], j, { broken.micro() }, {})
+    end
+    j:close()
+  end)
+end)
+
 describe("settings of a recipe", function()
   local function recipe(code, texts, ...)
     broken.run_fails(code, texts, { "recipes/qwen8b_lora.lua", "model=" .. broken.good,

@@ -10,6 +10,12 @@ local rope = require "bs.nn.rope"
 
 local generate = {}
 
+--- Options of generate.run.
+generate.rules = {
+  max_new = { type = "integer", least = 1, required = true }, choose = { type = "function", required = true },
+  stops = { type = "table", default = {} }, on_token = { type = "function" },
+}
+
 -- The most tokens that each row may come to.
 function generate.capacity(prompts, max_new)
   local most = 0
@@ -123,6 +129,11 @@ end
 -- "length"}, and the numbers of tokens and walks. Rows that went beyond the model's positions are told (bs.log).
 function generate.run(inst, prompts, o)
   local spec = inst.spec
+  if not spec.cache then bs.fail("usage", "generate: the job was made without cache=") end
+  if type(prompts) ~= "table" or #prompts > spec.cache.rows then
+    bs.fail("usage", "generate: %s; a list of up to %d lists of ids is expected (cache.rows)",
+      type(prompts) == "table" and ("%d prompts"):format(#prompts) or "no prompts", spec.cache.rows)
+  end
   local all, lengths = start_rows(prompts, spec.cache.tokens, o.max_new), rope.lengths(spec.model.config)
   local rows, tokens, walks = all, 0, 0
   while #rows > 0 do

@@ -86,6 +86,9 @@ mt.__close = methods.close
 -- Hand the micro-batches of a pass to the engine. Returns how many tokens have a label.
 local function set_batch(self, micros)
   local labelled, most = 0, self.spec.batch.micros
+  if type(micros) ~= "table" or type(micros[1]) ~= "table" then
+    bs.fail("usage", "a list of micro-batches {row_len =, ids =, ...} is expected")
+  end
   if #micros > most then
     bs.fail("error", "a step of %d micro-batches; the job was planned for %d (micros=)", #micros, most)
   end
@@ -146,7 +149,13 @@ local walk_rules <const> = {
 -- states after the embedding (0) and after each layer. o.prepare(layer, micro) is called before the ops of a layer
 -- are issued. o.next: the same walk follows. A stack has no head: its walk waits for the last layer and returns
 -- nothing.
-function methods:walk(micros, o) return walk(self, micros, options.read("walk: ", o, walk_rules)) end
+function methods:walk(micros, o)
+  o = options.read("walk: ", o, walk_rules)
+  if o.mode == "logits" and not self.spec.logits then
+    bs.fail("usage", 'walk: mode="logits": the job was made without logits=true; loss or last is expected')
+  end
+  return walk(self, micros, o)
+end
 
 --- Walk of rows that go on: a micro-batch also holds row_id (rows of the cache, from 0) and start (the position of
 -- each row's first token; all earlier ones have been decoded). o.next: another decode follows. o.lengths: for each

@@ -17,6 +17,7 @@ local guard = require "bs.settings.guard"
 local instance = require "bs.instance.instance"
 local loop = require "bs.train.loop"
 local open_device = require "bs.instance.open_device"
+local options = require "bs.settings.options"
 local parameters = require "bs.instance.parameters"
 local rates = require "bs.plan.rates"
 local save = require "bs.train.save"
@@ -98,35 +99,72 @@ function methods:close()
 end
 mt.__close = methods.close
 
+-- ---- what a call needs of a job: told in one line, as a setting that cannot be --------------------------
+
+local function open_instance(self, call)
+  if not self.instance then bs.fail("usage", "%s: the job is closed", call) end
+  return self.instance
+end
+
+local function training(self, call)
+  local inst = open_instance(self, call)
+  if inst.spec.trainable == "none" then
+    bs.fail("usage", '%s: trainable="none" trains nothing; a job with "lora" or "base" is expected', call)
+  end
+  return inst
+end
+
+local function check_folder(call, dir)
+  if type(dir) ~= "string" or dir == "" then
+    bs.fail("usage", "%s: %s is given; the name of a folder is expected", call, dir == "" and "''" or tostring(dir))
+  end
+end
+
+local function check_adapters(self, call)
+  if #self.spec.adapters > 0 then return end
+  bs.fail("usage", '%s: a job with trainable="%s" has no adapter to save%s', call, self.spec.trainable,
+    self.spec.trainable == "base" and "; save_base(dir) writes its weights" or "")
+end
+
 -- ---- passes and steps ----------------------------------------------------------------------------------
 
 --- Forward walk; see instance:walk.
-function methods:walk(micros, o) return self.instance:walk(micros, o) end
+function methods:walk(micros, o) return open_instance(self, "walk"):walk(micros, o) end
 
 --- Walk of rows that go on; see instance:decode.
-function methods:decode(micros, o) return self.instance:decode(micros, o) end
+function methods:decode(micros, o) return open_instance(self, "decode"):decode(micros, o) end
 
 --- Gradients of a step into the accumulators, nothing is applied; see instance:forward_backward.
-function methods:forward_backward(micros, o) return self.instance:forward_backward(micros, o) end
+function methods:forward_backward(micros, o)
+  return training(self, "forward_backward"):forward_backward(micros, o)
+end
 
 --- One optimizer step, a transaction; see bs.train.step.
 function methods:step(micros, o)
-  local result, applied = step.run(self.instance, micros, self.steps_done + 1, o)
+  local result, applied = step.run(training(self, "step"), micros, self.steps_done + 1, o)
   if applied then self.steps_done = self.steps_done + 1 end
   return result
 end
 
 --- The training loop; see bs.train.loop.
-function methods:run(o) return loop.train(self, o) end
+function methods:run(o)
+  training(self, "run")
+  o = options.read("run: ", o, loop.rules)
+  if o.out and o.out ~= "" then check_adapters(self, "run: out=" .. o.out) end
+  return loop.train(self, o)
+end
 
 --- Rows that are written on; see bs.decode.generate.
-function methods:generate(prompts, o) return generate.run(self.instance, prompts, o) end
+function methods:generate(prompts, o)
+  local inst = open_instance(self, "generate")
+  return generate.run(inst, prompts, options.read("generate: ", o, generate.rules))
+end
 
 -- ---- values --------------------------------------------------------------------------------------------
 
 --- Gradients in the accumulators, and values of what is trained: parameter name -> array.
-function methods:gradients() return self.instance:gradients() end
-function methods:parameters() return self.instance:parameters() end
+function methods:gradients() return training(self, "gradients"):gradients() end
+function methods:parameters() return open_instance(self, "parameters"):parameters() end
 
 --- Bytes of all blocks as stored.
 function methods:weight_bytes()
@@ -141,9 +179,18 @@ function methods:describe() return choose.describe(self.model, self.plan) end
 -- ---- saving --------------------------------------------------------------------------------------------
 
 --- Save the adapter as a PEFT folder, tested (save.adapter).
-function methods:save(dir, o) save.adapter(self.instance, dir, o) end
+function methods:save(dir, o)
+  local inst = open_instance(self, "save")
+  check_folder("save", dir)
+  check_adapters(self, "save")
+  save.adapter(inst, dir, o)
+end
 
 --- Write the weights of a job with trainable="base" as a checkpoint folder (see save.base).
-function methods:save_base(dir, o) save.base(self.instance, dir, o) end
+function methods:save_base(dir, o)
+  local inst = open_instance(self, "save_base")
+  check_folder("save_base", dir)
+  save.base(inst, dir, o)
+end
 
 return job

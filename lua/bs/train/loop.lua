@@ -9,6 +9,17 @@ local schedule = require "bs.train.schedule"
 
 local loop = {}
 
+--- Options of a run; see loop.train.
+loop.rules = {
+  data = { type = "table", required = true }, valid = { type = "table" },
+  steps = { type = "integer", least = 1, required = true },
+  lr = { type = "number", least = 0, finite = true, default = 2e-4 },
+  schedule = { words = schedule.kinds }, warmup = { type = "number", least = 0, finite = true },
+  weight_decay = { type = "number", least = 0, finite = true }, clip = { type = "number", least = 0, finite = true },
+  eval_every = { type = "integer", least = 0, default = 0 }, out = { type = "string" },
+  say = { type = "function", default = function() end },
+}
+
 -- The signals are the host program's; under a stock lua there is no such module.
 local host = package.preload["bs.host"] and require "bs.host"
 
