@@ -43,10 +43,7 @@ local cfg = args.parse(arg, {
 local PER_SCOPE <const> = 4
 local TARGETS <const> = { "q_proj", "k_proj", "v_proj", "o_proj" }
 
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 
 local function median(list)
   local v = table.move(list, 1, #list, 1, {})

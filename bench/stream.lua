@@ -53,10 +53,7 @@ local cfg = args.parse(arg, {
 }, "bslua bench/stream.lua key=value ...")
 
 local start = bs.now()
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 local function elapsed() return bs.now() - start end
 local function gb(n) return ("%.3f GB"):format(n / 1e9) end
 local function gib(n) return ("%.3f GiB"):format(n / 2 ^ 30) end

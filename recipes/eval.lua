@@ -37,10 +37,7 @@ local cfg = args.parse(arg, {
 if cfg.model == "" or cfg.data == "" then bs.fail("usage", "model=DIR and data=FILE.jsonl are required (try: help)") end
 if not bs.is_file(cfg.data) then bs.fail("error", "data=%s: there is no such file", cfg.data) end
 
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 
 local j <close> = job.new {
   model = cfg.model, ignore = cfg.ignore, check = cfg.check, trainable = "none", device = cfg.device,

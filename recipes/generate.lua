@@ -46,7 +46,7 @@ local cfg = args.parse(arg, {
 
 local MICROS <const> = 16 -- micro-batches of a walk at most; longer prompts take more walks
 
-local function note(fmt, ...) io.stderr:write(fmt:format(...), "\n") end
+local note <const> = bs.note
 
 local layout = cfg.layout ~= "auto" and cfg.layout or nil
 
@@ -136,13 +136,12 @@ local function stream_text(tokenizer)
   local first = true
   return function(_, id, reason)
     if stream then
-      if reason ~= "stop" then io.stdout:write(stream:push(id)) end
-      if reason then io.stdout:write(stream:finish(), "\n") end
+      if reason ~= "stop" then bs.result(stream:push(id)) end
+      if reason then bs.result(stream:finish() .. "\n") end
     else
-      io.stdout:write(first and "" or ",", tostring(id), reason and "\n" or "")
+      bs.result((first and "" or ",") .. tostring(id) .. (reason and "\n" or ""))
       first = false
     end
-    io.stdout:flush()
   end
 end
 
@@ -187,7 +186,7 @@ local new = 0
 for i, result in ipairs(results) do
   new = new + #result.ids
   if #ids > 1 then
-    print(bs.json.encode { prompt = asked[i], text = text_of(tokenizer, result), reason = result.reason })
+    bs.result(bs.json.encode { prompt = asked[i], text = text_of(tokenizer, result), reason = result.reason } .. "\n")
   end
 end
 local seconds = bs.now() - start

@@ -22,10 +22,7 @@ for _, name in ipairs { "model", "adapter", "out" } do
   if cfg[name] == "" then bs.fail("usage", "%s=DIR is required (try: help)", name) end
 end
 
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 
 local r = merge.run {
   model = cfg.model, adapter = cfg.adapter, out = cfg.out, overwrite = cfg.overwrite, ignore = cfg.ignore,

@@ -52,8 +52,7 @@ local function report(name, err, limit, ok, array)
     name = name, error = finite(err) and err or "not finite", bound = limit, ok = ok,
     hash = array and ("%016x"):format(array:hash()) or nil,
   }
-  print(("%-64s %.3e  %s  %s"):format(name, err, limit and ("bound %.1e"):format(limit) or "reported",
-    ok and "ok" or "FAIL"))
+  bs.say("%-64s %.3e  %s  %s", name, err, limit and ("bound %.1e"):format(limit) or "reported", ok and "ok" or "FAIL")
 end
 
 local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
@@ -346,10 +345,9 @@ local function count_entries()
     if kind == "unknown" then report(t.name .. " (unknown entry)", math.huge, nil, false) end
   end
   if n.unchecked > 0 then
-    print(("note: %d entries vl.* need images, which are not supported; not checked"):format(n.unchecked))
+    bs.say("note: %d entries vl.* need images, which are not supported; not checked", n.unchecked)
   end
-  print(("%d entries in the reference: %d used, %d unchecked, %d unknown"):format(n.held, n.used, n.unchecked,
-    n.unknown))
+  bs.say("%d entries in the reference: %d used, %d unchecked, %d unknown", n.held, n.used, n.unchecked, n.unknown)
   return n
 end
 
@@ -361,7 +359,7 @@ if #checks == 0 then bs.fail("error", "%s holds nothing to check", cfg.reference
 if all_ok and decided == 0 then
   bs.fail("error", "%s holds nothing that has a bound in %s; nothing was decided", cfg.reference, cfg.dtype)
 end
-print(("%d checks, %s"):format(#checks, all_ok and "all ok" or "FAILED"))
+bs.say("%d checks, %s", #checks, all_ok and "all ok" or "FAILED")
 if cfg.json ~= "" then
   local result = { ok = all_ok, checks = checks, entries = entries, stats = stats }
   bs.write_file(cfg.json, bs.json.encode(result, { pretty = true }))

@@ -37,10 +37,7 @@ local cfg, given = args.parse(arg, {
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 }, "A model made, trained, finetuned from disk and checked, in about a minute: no download, no GPU.\nSettings:")
 
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 
 local started = bs.now()
 local random_dir, model_dir, adapter_dir = cfg.out .. "/random", cfg.out .. "/model", cfg.out .. "/adapter"

@@ -99,7 +99,7 @@ void bsi_log(const char *fmt, ...)
     if (log_fn)
         log_fn(log_ud, line);
     else
-        fprintf(stderr, "bslua: %s\n", line);
+        bs_tell(line, strlen(line), false);
 }
 
 void bs_log(const char *line)

@@ -54,6 +54,14 @@ BS_API void bs_str_free(char *s);
 /* Bytes of the well-formed UTF-8 that s begins with: n where all of it is. */
 BS_API size_t bs_utf8_valid(const char *s, size_t n);
 
+/* Text of unknown origin for people to read: control characters (C0, DEL, C1), marks that turn the direction of
+   writing, characters without width, separators of lines and bytes that are no UTF-8 become \n, \t, \x1B, \u{202E};
+   all else stays. running: text of several lines, in which line ends, tabs and the joiners of scripts stay as well.
+   Writes at most room bytes to out (no zero at the end) and returns how many the whole has. */
+BS_API size_t bs_printable(const char *s, size_t n, bool running, char *out, size_t room);
+/* One line on stderr, "bslua: " and the text made printable. Needs no memory; any thread. */
+BS_API void bs_tell(const char *text, size_t n, bool running);
+
 /* Ask every wait of libbs to end with BS_CANCELLED (async-signal-safe); false clears it. */
 BS_API void bs_cancel(bool on);
 BS_API bool bs_cancelled(void);

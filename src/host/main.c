@@ -7,6 +7,7 @@
 #include "bs.h"
 #include "bslua.h"
 #include "host/host.h"
+#include "lua/bsl.h"
 
 #include <lauxlib.h>
 #include <lualib.h>
@@ -43,33 +44,39 @@ typedef struct options {
 
 static int usage(const char *word, const char *problem)
 {
-    fprintf(stderr, "bslua: %s%s%s\ntry 'bslua --help'\n", word, *word ? ": " : "", problem);
+    char text[512];
+    snprintf(text, sizeof text, "%s%s%s", word, *word ? ": " : "", problem);
+    bs_tell(text, strlen(text), false);
+    fputs("try 'bslua --help'\n", stderr);
     return BSLUA_EXIT_USAGE;
 }
 
-/* Report what a failed call left on the top, pop it, give the exit status. */
-static int report(lua_State *L)
+/* Report what a failed call left on the top, pop it, give the exit status. one_line: whatever names it holds; so
+   are a message of bs.fail and what the system refused. A programmer's error has more lines, its traceback. */
+static int report(lua_State *L, bool one_line)
 {
     int code = BSLUA_EXIT_ERROR;
+    size_t n = 0;
     const char *text;
     if (lua_istable(L, -1) && lua_getfield(L, -1, "bs_exit") != LUA_TNIL) {
+        one_line = true;
         code = (int)lua_tointeger(L, -1);
         lua_getfield(L, -2, "message");
-        text = lua_tostring(L, -1);
-    } else {
-        text = lua_tostring(L, -1);
+    } else if (bsl_statusof(L, -1) != BS_OK) {
+        one_line = true;
     }
+    text = lua_tolstring(L, -1, &n);
     fflush(stdout);
-    if (text && *text)
-        fprintf(stderr, "bslua: %s\n", text);
+    if (n > 0)
+        bs_tell(text, n, !one_line);
     return code;
 }
 
 static int run(lua_State *L, int load_status, int n_args)
 {
-    if (load_status == LUA_OK)
-        load_status = host_call(L, n_args, 0);
-    return load_status == LUA_OK ? BSLUA_EXIT_DONE : report(L);
+    if (load_status != LUA_OK)
+        return report(L, true);
+    return host_call(L, n_args, 0) == LUA_OK ? BSLUA_EXIT_DONE : report(L, false);
 }
 
 static int run_string(lua_State *L, const char *text, const char *name)
@@ -99,7 +106,7 @@ static int run_require(lua_State *L, const char *word)
     lua_getglobal(L, "require");
     lua_pushstring(L, module);
     if (host_call(L, 1, 1) != LUA_OK)
-        return report(L);
+        return report(L, false);
     if (eq)
         lua_pushlstring(L, word, (size_t)(eq - word));
     else
@@ -201,7 +208,7 @@ static int run_doctor(lua_State *L, int argc, char **argv, int first)
     lua_getglobal(L, "require");
     lua_pushliteral(L, "bs.cli.doctor");
     if (host_call(L, 1, 1) != LUA_OK)
-        return report(L);
+        return report(L, false);
     lua_getfield(L, -1, "main");
     lua_createtable(L, argc - first, 0);
     for (int i = first; i < argc; i++) {
@@ -285,7 +292,7 @@ int main(int argc, char **argv)
     if (lua_pcall(L, 3, 1, 0) == LUA_OK)
         status = (int)lua_tointeger(L, -1);
     else
-        status = report(L);
+        status = report(L, false);
     lua_close(L);
     if (host_signal() != 0) {
         fflush(NULL);

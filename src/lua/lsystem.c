@@ -144,15 +144,38 @@ static int l_pid(lua_State *L)
     return 1;
 }
 
+/* printable(text [, running]) -> text: see bs_printable. */
+static int l_printable(lua_State *L)
+{
+    size_t n;
+    const char *s = luaL_checklstring(L, 1, &n);
+    bool running = lua_toboolean(L, 2);
+    size_t made = bs_printable(s, n, running, NULL, 0);
+    luaL_Buffer b;
+    bs_printable(s, n, running, luaL_buffinitsize(L, &b, made), made);
+    luaL_pushresultsize(&b, made);
+    return 1;
+}
+
+/* is_terminal(stream): "stdin", "stdout" or "stderr". */
+static int l_is_terminal(lua_State *L)
+{
+    static const char *const name[] = {"stdin", "stdout", "stderr", NULL};
+    lua_pushboolean(L, isatty(luaL_checkoption(L, 1, NULL, name)));
+    return 1;
+}
+
 void bsl_open_system(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"mkdir", l_mkdir},
                                          {"check_folder", l_check_folder},
                                          {"io_bytes", l_io_bytes},
                                          {"is_file", l_is_file},
+                                         {"is_terminal", l_is_terminal},
                                          {"list_folder", l_list_folder},
                                          {"memory_available", l_memory_available},
                                          {"pid", l_pid},
+                                         {"printable", l_printable},
                                          {"real_path", l_real_path},
                                          {"rss", l_rss},
                                          {"same_file", l_same_file},

@@ -137,12 +137,54 @@ static void test_file_read_refused(void **state)
     assert_int_equal(bs_host_bytes(BS_TAG_MISC), before);
 }
 
+/* How text is shown; room: of the buffer, which must not be passed. */
+static void shown(const char *text, size_t n, bool running, const char *expected)
+{
+    char out[256];
+    size_t made = bs_printable(text, n, running, out, sizeof out);
+    assert_true(made < sizeof out);
+    out[made] = '\0';
+    assert_string_equal(out, expected);
+    for (size_t room = 0; room < made; room++) {
+        memset(out, '#', sizeof out);
+        assert_int_equal(bs_printable(text, n, running, out, room), made);
+        assert_memory_equal(out, expected, room);
+        assert_int_equal(out[room], '#');
+    }
+}
+
+static void test_printable(void **state)
+{
+    (void)state;
+    shown("caf\xC3\xA9 \xF0\x9F\x98\x80 'x'\\", 15, false, "caf\xC3\xA9 \xF0\x9F\x98\x80 'x'\\");
+    shown("\0\x1B[2J\x07\x7F", 7, false, "\\x00\\x1B[2J\\x07\\x7F");
+    shown("a\nb\tc\r", 6, false, "a\\nb\\tc\\r");
+    shown("a\nb\tc\r", 6, true, "a\nb\tc\\r");
+    shown("\xC2\x9B"
+          "31m",
+          5, true, "\\u{009B}31m"); /* C1: the one-character form of ESC [ */
+    shown("\xE2\x80\xAE\xE2\x81\xA6\xD8\x9C\xE2\x80\xA8", 11, true,
+          "\\u{202E}\\u{2066}\\u{061C}\\u{2028}");
+    shown("\xE2\x80\x8B\xE2\x80\x8D\xEF\xBB\xBF", 9, false, "\\u{200B}\\u{200D}\\u{FEFF}");
+    shown("\xE2\x80\x8D", 3, true, "\xE2\x80\x8D"); /* emoji are joined by it */
+    shown("\xF3\xA0\x81\x81", 4, false, "\\u{E0041}");
+    /* no UTF-8: alone, cut short, overlong, a surrogate */
+    shown("\x9B\xFF", 2, false, "\\x9B\\xFF");
+    shown("\xE2\x80", 2, true, "\\xE2\\x80");
+    shown("\xC0\x9B", 2, false, "\\xC0\\x9B");
+    shown("\xED\xA0\x80", 3, false, "\\xED\\xA0\\x80");
+    shown("", 0, false, "");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),           cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_philox),           cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_process),          cmocka_unit_test(test_file_read),
-        cmocka_unit_test(test_file_read_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_status),
+                                       cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_philox),
+                                       cmocka_unit_test(test_halves),
+                                       cmocka_unit_test(test_process),
+                                       cmocka_unit_test(test_file_read),
+                                       cmocka_unit_test(test_file_read_refused),
+                                       cmocka_unit_test(test_printable)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

@@ -248,8 +248,8 @@ end
 
 local function print_report(report)
   local m, d = report.machine, report.rates.disk
-  local function line(name, fmt, ...) io.stdout:write(("  %-9s "):format(name), fmt:format(...), "\n") end
-  io.stdout:write(("bslua %s (%s)\n"):format(report.version, report.lua))
+  local function line(name, fmt, ...) bs.say("  %-9s %s", name, fmt:format(...)) end
+  bs.say("bslua %s (%s)", report.version, report.lua)
   line("cpu", "%s, %d cores; products %s f32", m.cpu, m.cores, flops(report.rates.cpu or 0))
   line("memory", "%s, %s free; page-lock limit %s", gib(m.memory_bytes), gib(m.memory_available),
     m.locked_unlimited and "none" or ("%d KiB"):format((m.locked_bytes or 0) // 1024))
@@ -263,9 +263,11 @@ local function print_report(report)
     line("built", "%s: %s", name, report.build[name] or "unknown")
   end
   for _, n in ipairs(report.notes) do
-    io.stdout:write(("- %s\n    costs: %s\n    to do: %s\n"):format(n.what, n.costs, n.todo))
+    bs.say("- %s", n.what)
+    bs.say("    costs: %s", n.costs)
+    bs.say("    to do: %s", n.todo)
   end
-  if #report.notes == 0 then io.stdout:write("Nothing is missing.\n") end
+  if #report.notes == 0 then bs.say("Nothing is missing.") end
 end
 
 --- Run it on a list of words.

@@ -78,10 +78,7 @@ test, 130 interrupted (129 by a closed terminal, 141 by a closed pipe, 143 by SI
 
 Settings and their defaults:]]
 
-local function say(fmt, ...)
-  io.stdout:write(fmt:format(...), "\n")
-  io.stdout:flush()
-end
+local say <const> = bs.say
 
 local function read_settings(words, recipe)
   local own = {}

@@ -34,7 +34,7 @@ local mt = { __index = methods, __name = "bs.job" }
 local function say(self, fmt, ...)
   local line = fmt:format(...)
   if self.cfg.log then return self.cfg.log(line) end
-  io.stderr:write("bslua: ", line, "\n")
+  bs.log("%s", line)
 end
 
 -- What a plan is chosen by; only the budgets may change between two choices.
