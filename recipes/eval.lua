@@ -16,6 +16,7 @@ local loop = require "bs.train.loop"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },
+  family = { "", "Lua file of a family, run in place of the one found by config.json's model_type" },
   data = { "", "rows, JSON lines" },
   adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
   ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
@@ -40,8 +41,8 @@ if not bs.is_file(cfg.data) then bs.fail("error", "data=%s: there is no such fil
 local say <const> = bs.say
 
 local j <close> = job.new {
-  model = cfg.model, ignore = cfg.ignore, check = cfg.check, trainable = "none", device = cfg.device,
-  adapter = cfg.adapter ~= "" and cfg.adapter or nil,
+  model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, ignore = cfg.ignore, check = cfg.check,
+  trainable = "none", device = cfg.device, adapter = cfg.adapter ~= "" and cfg.adapter or nil,
   dtype = cfg.dtype, home = cfg.home, micro_tokens = cfg.micro_tokens, threads = cfg.threads,
   micros = math.max(1, math.ceil(cfg.pass_tokens / cfg.micro_tokens)),
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), knobs = { "pass_tokens=", "micro_tokens=" },

@@ -20,6 +20,7 @@ local texts = require "bs.data.texts"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of a Hugging Face checkpoint" },
+  family = { "", "Lua file of a family, run in place of the one found by config.json's model_type" },
   adapter = { "", "folder of a PEFT adapter; empty: the model alone" },
   prompt = { "", "text to write on from" },
   prompts = { "", "file of prompts: one a line, or JSON lines with \"prompt\"" },
@@ -159,8 +160,8 @@ local total = 0
 for _, list in ipairs(ids) do total = total + #list end
 local micro_tokens = math.max(2, math.min(cfg.micro_tokens, math.max(total, #ids)))
 local j <close> = job.new {
-  model = cfg.model, ignore = cfg.ignore, check = cfg.check, trainable = "none", device = cfg.device,
-  adapter = cfg.adapter ~= "" and cfg.adapter or nil,
+  model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, ignore = cfg.ignore, check = cfg.check,
+  trainable = "none", device = cfg.device, adapter = cfg.adapter ~= "" and cfg.adapter or nil,
   dtype = cfg.dtype, home = cfg.home, threads = cfg.threads, micro_tokens = micro_tokens,
   micros = math.min(MICROS, math.max(1, math.ceil(total / micro_tokens))), rows = math.min(#ids, micro_tokens),
   vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed,

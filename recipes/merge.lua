@@ -12,6 +12,7 @@ local budget = require "bs.plan.budget"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the base model" },
+  family = { "", "Lua file of a family, run in place of the one found by config.json's model_type" },
   adapter = { "", "folder of the PEFT adapter" },
   out = { "", "folder for the merged model: absent or empty" },
   overwrite = { false, "replace the model that is in out=; files that are no model's stay" },
@@ -25,8 +26,8 @@ end
 local say <const> = bs.say
 
 local r = merge.run {
-  model = cfg.model, adapter = cfg.adapter, out = cfg.out, overwrite = cfg.overwrite, ignore = cfg.ignore,
-  threads = cfg.threads, say = say,
+  model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, adapter = cfg.adapter, out = cfg.out,
+  overwrite = cfg.overwrite, ignore = cfg.ignore, threads = cfg.threads, say = say,
 }
 if #r.left > 0 then say("not copied: %s", table.concat(r.left, ", ")) end
 local _, peak = bs.rss()

@@ -20,6 +20,7 @@ local fused_experts = require "bs.model.fused_experts"
 
 local cfg = args.parse(arg, {
   model = { "", "folder of the checkpoint" },
+  family = { "", "Lua file of a family, run in place of the one found by config.json's model_type" },
   reference = { "", "reference .safetensors file" },
   adapter = { "", "adapter folder; default: model folder's adapter/" },
   ignore = { {}, "patterns of tensors in the model's files to go on without where nothing reads them: *.bias" },
@@ -184,7 +185,8 @@ local stats = {}
 
 local function open(extra)
   local settings = {
-    model = cfg.model, ignore = cfg.ignore, check = "full", device = cfg.device, dtype = cfg.dtype, home = cfg.home,
+    model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, ignore = cfg.ignore, check = "full",
+    device = cfg.device, dtype = cfg.dtype, home = cfg.home,
     dev_slots = cfg.dev_slots,
     micro_tokens = math.max(total, rows.row_len[1] + n_greedy), logits = true,
   }

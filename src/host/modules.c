@@ -58,10 +58,13 @@ void host_modules(lua_State *L, const char *home)
         lua_rawgeti(L, -1, i);
         lua_rawseti(L, -2, i + 1);
     }
-    if (home && *home)
+    if (home && *home) {
+        lua_pushstring(L, home);
+        lua_setfield(L, -3, "home"); /* package.home: also where families are looked for */
         lua_pushfstring(L, "%s/?.lua;%s/?/init.lua", home, home);
-    else
+    } else {
         lua_pushnil(L);
+    }
     lua_getfield(L, -3, "searchpath");
     lua_pushcclosure(L, search, 2);
     lua_rawseti(L, -2, 2);

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- docs/lua.md names every function and method of the running program, and none that does not exist.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local args = require "bs.args"
 local chat = require "bs.chat"

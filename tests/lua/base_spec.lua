@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- trainable="base": weights that are updated in their gpu homes, and the checkpoint that they leave.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"

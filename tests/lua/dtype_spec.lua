@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- What a job computes in: dtype= and who decides it; plans and dry runs of bf16 on `meta`, which counts
 -- memory and holds no numbers.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
 local store_keys = require "bs.instance.store_keys"

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Generation: a walk with the cache gives the logits of a whole forward, whatever the rows, pieces and homes;
 -- choosing follows its definition.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local family = require "bs.model.find_family"
 local generation = require "generation"

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Merging: exactly the targets change, to the numbers that the formula gives; the merged model computes what
 -- base and adapter computed.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local adapter = require "bs.model.adapter"
 local checkpoint = require "bs.model.checkpoint"

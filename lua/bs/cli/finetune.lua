@@ -16,6 +16,7 @@ local finetune = {}
 -- name = {default, help, bounds}; a recipe may have other defaults.
 local settings = {
   model = { "", "folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)" },
+  family = { "", "Lua file of a family, run in place of the one found by config.json's model_type" },
   data = { "", "training rows, JSON lines" },
   valid = { "", "held-out rows: evaluated before, during and after training" },
   adapter = { "", "folder of an adapter to start from; it brings r, alpha, targets; rows, warm-up, moments are new" },
@@ -131,7 +132,8 @@ end
 local function open_job(cfg, given)
   local adapter, lora = what_is_trained(cfg, given)
   return job.new {
-    model = cfg.model, ignore = cfg.ignore, check = cfg.check, adapter = adapter, lora = lora,
+    model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, ignore = cfg.ignore, check = cfg.check,
+    adapter = adapter, lora = lora,
     device = cfg.device, dtype = cfg.dtype, home = cfg.home,
     micro_tokens = cfg.micro_tokens, micros = math.max(1, math.ceil(cfg.step_tokens / cfg.micro_tokens)),
     vram = budget.read(cfg, "vram"), ram = budget.read(cfg, "ram"), seed = cfg.seed, threads = cfg.threads,

@@ -1,8 +1,12 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Finds the family of a model. Shipped families are listed here; any other is looked for as the
--- module `bs.family.<model_type>` and then `<model_type>` on package.path, so that a user's file
--- needs no registration.
+--- Finds the family of a model. Shipped families are listed here; any other is looked for as the module
+-- `bs.family.<model_type>` and then `<model_type>`, so that a user's file needs no registration.
+--
+-- model_type is the checkpoint's word, and a checkpoint must never run code: only files in absolute entries of
+-- package.path and in BSLUA_HOME count, none inside the model's folder, and no module that a program has loaded or
+-- preloaded. A file that the user names (family=) is run wherever it is.
 local bs = require "bs"
+local files = require "bs.settings.files"
 
 local family = {
   shipped = {
@@ -12,6 +16,7 @@ local family = {
 }
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
+local MOST_BYTES <const> = 16 << 20 -- of a family's file
 
 --- A family with all that is required of one.
 function family.check(m, name)
@@ -27,31 +32,88 @@ function family.check(m, name)
   return m
 end
 
---- The family for a config.json table.
-function family.find(hf)
+local function has(list, word)
+  for _, v in ipairs(list) do
+    if v == word then return true end
+  end
+  return false
+end
+
+-- What the file of a family returns. Text only: nothing checks compiled chunks.
+local function run(path)
+  local chunk, message = load(files.read(path, MOST_BYTES), "@" .. path, "t")
+  if not chunk then bs.fail("error", "%s", message) end
+  return family.check(chunk(), path)
+end
+
+--- The family that a user names: its table, or the path of its file.
+function family.given(value)
+  if type(value) == "string" then return run(value) end
+  return family.check(value, "family=")
+end
+
+-- ---- the user's files -----------------------------------------------------------------------------------
+
+-- The entries that are searched, BSLUA_HOME first as require has it, and those that are left out.
+local function entries()
+  local home = rawget(package, "home") -- set by the program
+  local path = (home and home .. "/?.lua;" .. home .. "/?/init.lua;" or "") .. package.path
+  local taken, left = {}, {}
+  for entry in path:gmatch "[^;]+" do
+    local list = entry:sub(1, 1) == "/" and taken or left
+    list[#list + 1] = entry
+  end
+  return table.concat(taken, ";"), table.concat(left, ";")
+end
+
+local function is_inside(path, dir)
+  local at, folder = bs.real_path(path), bs.real_path(dir)
+  return at and folder and at:sub(1, #folder + 1) == folder:gsub("/$", "") .. "/"
+end
+
+-- The user's file for a model_type, or nil and one that is there and not run.
+local function search(kind, dir)
+  local taken, left = entries()
+  local skipped
+  for _, name in ipairs { "bs.family." .. kind, kind } do
+    for entry in taken:gmatch "[^;]+" do
+      local path = package.searchpath(name, entry)
+      if path and not (dir and is_inside(path, dir)) then return path end
+      skipped = skipped or path
+    end
+    skipped = skipped or package.searchpath(name, left)
+  end
+  return nil, skipped
+end
+
+local found = {} -- path -> family
+
+local function users(kind, dir)
+  local path, skipped = search(kind, dir)
+  if not path then return nil, skipped end
+  found[path] = found[path] or run(path)
+  if has(found[path].model_types, kind) then return found[path] end
+  bs.fail("error", "family '%s' does not list model_type '%s' in its model_types", path, kind)
+end
+
+--- The family for a config.json table. dir: the model's folder, nothing in which is run.
+function family.find(hf, dir)
   local kind = hf.model_type
   if type(kind) ~= "string" then
     bs.fail("error", "config.json: 'model_type' is missing; it names the family, e.g. \"qwen3\"")
   end
-  for _, name in ipairs(family.shipped) do
-    local m = require("bs.family." .. name)
-    for _, t in ipairs(m.model_types) do
-      if t == kind then return family.check(m, name) end
-    end
+  for _, shipped in ipairs(family.shipped) do
+    local m = require("bs.family." .. shipped)
+    if has(m.model_types, kind) then return family.check(m, shipped) end
   end
-  if kind:match("^[%w_]+$") then
-    for _, name in ipairs { "bs.family." .. kind, kind } do
-      if package.loaded[name] or package.searchpath(name, package.path) then
-        local m = family.check(require(name), name)
-        for _, t in ipairs(m.model_types) do
-          if t == kind then return m end
-        end
-        bs.fail("error", "family '%s' does not list model_type '%s' in its model_types", name, kind)
-      end
-    end
-  end
-  bs.fail("error", "config.json: model_type '%s' has no family; there are %s (and any %s.lua on "
-    .. "package.path)", kind, table.concat(family.shipped, ", "), kind)
+  local m, skipped
+  local name = kind:match "^[%a_][%w_]*$"
+  if name then m, skipped = users(kind, dir) end
+  if m then return m end
+  bs.fail("error", "config.json: model_type '%s' has no family; there are %s. Name the file of another: family=%s%s",
+    kind, table.concat(family.shipped, ", "), skipped or "./x.lua", skipped
+    and " (it is not run by itself: it is in the model's folder or in a relative entry of package.path)"
+    or (", or have it as %s.lua in an absolute entry of package.path"):format(name and kind or "MODEL_TYPE"))
 end
 
 return family

@@ -119,10 +119,10 @@ local function fill(o, files, result)
   check_written(m, o.written)
 end
 
---- Merge. o: {model, adapter, out, overwrite, ignore, threads, say}; ignore: see model.open. Returns {tensors, bytes,
--- seconds, left}; left: names of the model's folder that were not copied.
+--- Merge. o: {model, family, adapter, out, overwrite, ignore, threads, say}; family, ignore: see model.open. Returns
+-- {tensors, bytes, seconds, left}; left: names of the model's folder that were not copied.
 function merge.run(o)
-  local m = model.open(o.model, { ignore = o.ignore, check = "full" })
+  local m = model.open(o.model, { family = o.family, ignore = o.ignore, check = "full" })
   local saved <close> = adapter.open(m, o.adapter)
   local start, result = bs.now(), { tensors = 0, bytes = 0 }
   check_place(o.out, { model = m.checkpoint.dir, adapter = o.adapter })

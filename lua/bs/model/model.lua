@@ -48,7 +48,8 @@ local function cut(self, o)
   unread.check(self, patterns)
 end
 
---- Open a checkpoint folder. opts.group: experts per block (tests). opts.compute: what engines will compute
+--- Open a checkpoint folder. opts.family: a family's table or the path of its file, in place of the one that
+-- config.json names. opts.group: experts per block (tests). opts.compute: what engines will compute
 -- in, "f32" (default), "bf16", or "auto": bf16 where most of the checkpoint is. opts.update: lay blocks out so
 -- that gpu homes can be updated, which `updatable` says was possible; `not_f32` names a tensor that is in the
 -- way. opts.ignore: patterns of tensors (* and ?) to go on without where nothing reads them, else they are refused.
@@ -58,7 +59,8 @@ end
 function model.open(dir, opts)
   local self = { checkpoint = checkpoint.open(dir), layers = {} }
   self.dir = self.checkpoint.dir
-  self.family = opts and opts.family and family.check(opts.family, "family=") or family.find(self.checkpoint.config)
+  self.family = opts and opts.family and family.given(opts.family)
+    or family.find(self.checkpoint.config, self.dir)
   read_config(self)
   self.compute = opts and opts.compute or "f32"
   if self.compute == "auto" then

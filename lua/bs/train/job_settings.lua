@@ -9,7 +9,8 @@ local settings = {}
 local MANY <const>, UNBOUNDED <const>, auto <const> = 1 << 20, 1 << 60, { "auto" }
 
 --- name -> rule (see bs.settings.options).
---   model          folder of a checkpoint; family: a family's table, in place of the one found by its model_type
+--   model          folder of a checkpoint; family: a family's table or the path of its file, in place of the one found
+--                  by its model_type
 --   ignore         tensors of the checkpoint that nothing reads are refused, but those that match one of these patterns
 --                  (* any text, ? a character)
 --   check          "sampled", or "full": all rows of a head that is stored beside the embedding that it is tied to are
@@ -35,7 +36,8 @@ local MANY <const>, UNBOUNDED <const>, auto <const> = 1 << 20, 1 << 60, { "auto"
 settings.rules = {
   model = { type = "string" },
   ignore = { type = "list" }, check = { words = { "sampled", "full" }, default = "sampled" },
-  family = { type = "table" }, lora = { type = "table" }, adapter = { type = "string" },
+  family = { type = "list", also = "a family's table or the path of its file" },
+  lora = { type = "table" }, adapter = { type = "string" },
   trainable = { words = { "lora", "base", "none" }, default = "lora" },
   device = { type = "string", default = "cpu" }, device_options = { type = "table" },
   threads = { type = "integer", least = 0, most = 1024, default = 0 },
