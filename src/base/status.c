@@ -71,8 +71,10 @@ bs_status bsi_wrap(bs_status st, const char *fmt, ...)
     va_end(ap);
     size_t n = strlen(last_error.msg), room = sizeof last_error.msg - n;
     if (room > 3) {
-        memcpy(last_error.msg + n, ": ", 3);
-        strncat(last_error.msg, old.msg, room - 3);
+        size_t k = BSI_MIN(strlen(old.msg), room - 3);
+        memcpy(last_error.msg + n, ": ", 2);
+        memcpy(last_error.msg + n + 2, old.msg, k);
+        last_error.msg[n + 2 + k] = '\0';
     }
     return st;
 }

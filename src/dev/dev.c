@@ -147,6 +147,12 @@ void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud)
     dev->pump_ud = ud;
 }
 
+void bsi_dev_pump_end(bs_dev *dev, const void *ud)
+{
+    if (dev->pump_ud == ud)
+        bsi_dev_pump_set(dev, NULL, NULL);
+}
+
 void bsi_range_begin(bs_dev *dev, const char *label)
 {
     if (dev->ops->range)

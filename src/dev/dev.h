@@ -168,6 +168,8 @@ bs_status bsi_host_drain_queue(bsi_queue *q);
 bool bsi_dev_checks(const bs_dev *dev);
 /* Attach or clear (NULL) the pump. */
 void bsi_dev_pump_set(bs_dev *dev, void (*pump)(void *ud), void *ud);
+/* Clear the pump if it is the one of ud: another's stays. */
+void bsi_dev_pump_end(bs_dev *dev, const void *ud);
 /* For profilers: the calls from here on belong to `label`, until bsi_range_end. Ranges nest. */
 void bsi_range_begin(bs_dev *dev, const char *label);
 void bsi_range_end(bs_dev *dev);

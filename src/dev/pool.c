@@ -122,7 +122,7 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
        do; what must not change is that the dry run and the real run follow the same one. */
     for (size_t i = 0; i < p->n_free; i++) {
         span *s = &p->free[i];
-        if (s->bytes < need) {
+        if (s->bytes < need || s->bytes < bytes) { /* rounding up wraps close to SIZE_MAX */
             best = BSI_MAX(best, s->bytes);
             continue;
         }
@@ -142,7 +142,7 @@ bs_status bsi_arena_take(bsi_pool *p, size_t bytes, bsi_addr *out)
         BS_DEVMEM,
         "an activation of %zu bytes does not fit: %zu bytes in use, largest free range %zu of "
         "%zu; raise vram= or lower micro_tokens=",
-        need, p->now, best, p->bytes - p->fixed);
+        BSI_MAX(need, bytes), p->now, best, p->bytes - p->fixed);
 }
 
 /* The range must be one that was taken: a second give of it would go unnoticed here, and two users

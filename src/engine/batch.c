@@ -88,7 +88,27 @@ static bs_status check_rows(const bs_batch *b, int micro, const bs_micro *d, int
         if (d->start && (d->start[r] < 0 || d->start[r] > INT32_MAX - d->row_len[r]))
             return bsi_fail(BS_ARG, "batch: row %lld of micro-batch %d starts at position %lld",
                             (long long)r, micro, (long long)d->start[r]);
+        /* So are identities of rows. */
+        if (d->row_id && (d->row_id[r] < INT32_MIN || d->row_id[r] > INT32_MAX))
+            return bsi_fail(
+                BS_ARG, "batch: row %lld of micro-batch %d has the id %lld, which 32 bits do not hold",
+                (long long)r, micro, (long long)d->row_id[r]);
         *tokens += d->row_len[r];
+    }
+    return BS_OK;
+}
+
+static bs_status check_ids(const bs_micro *d, int micro, int64_t tokens)
+{
+    for (int64_t t = 0; t < tokens; t++) {
+        if (d->ids[t] < 0 || d->ids[t] > INT32_MAX)
+            return bsi_fail(BS_ARG, "batch: token %lld of micro-batch %d is %lld, not a token id",
+                            (long long)t, micro, (long long)d->ids[t]);
+        if (d->labels && d->labels[t] < 0 && d->labels[t] != NO_LOSS)
+            return bsi_fail(
+                BS_ARG,
+                "batch: the label of token %lld of micro-batch %d is %lld; -100 or a token id is expected",
+                (long long)t, micro, (long long)d->labels[t]);
     }
     return BS_OK;
 }
@@ -102,6 +122,7 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
 {
     int64_t tokens = 0, longest = 0, least = INT64_MAX, most = INT64_MIN, at = 0, n = 0;
     BSI_TRY(check_rows(b, micro, d, &tokens));
+    BSI_TRY(check_ids(d, micro, tokens)); /* before anything of the micro-batch changes */
     bsi_micro *m = &b->micro[micro];
     /* Four arrays of `tokens`, rows + 1 starts and rows ends. Host memory that may go at the end of
        the call: an upload copies it into staging. */
@@ -116,18 +137,6 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
         int64_t start = d->start ? d->start[r] : 0, id_of_row = d->row_id ? d->row_id[r] : r;
         for (int64_t t = 0; t < d->row_len[r]; t++) {
             int64_t id = d->ids[at + t];
-            if (id < 0 || id > INT32_MAX) {
-                st = bsi_fail(BS_ARG, "batch: token %lld of micro-batch %d is %lld, not a token id",
-                              (long long)(at + t), micro, (long long)id);
-                goto done;
-            }
-            if (d->labels && d->labels[at + t] < 0 && d->labels[at + t] != NO_LOSS) {
-                st = bsi_fail(BS_ARG,
-                              "batch: the label of token %lld of micro-batch %d is %lld; -100 or a "
-                              "token id is expected",
-                              (long long)(at + t), micro, (long long)d->labels[at + t]);
-                goto done;
-            }
             pos[at + t] = (int32_t)(start + t);
             row[at + t] = (int32_t)id_of_row;
             ids[at + t] = (int32_t)id;
@@ -163,7 +172,6 @@ bs_status bs_batch_set(bs_batch *b, int micro, const bs_micro *d)
         (st = upload(b, m->label_id, lab, n)) == BS_OK &&
         (st = upload(b, m->last_at, last, d->n_rows)) == BS_OK)
         st = upload(b, m->cu, cu, d->n_rows + 1);
-done:
     bsi_free(tmp);
     return st;
 }

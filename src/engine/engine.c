@@ -113,8 +113,9 @@ void bs_engine_close(bs_engine *e)
     if (!e)
         return;
     engine_box *b = box_of(e);
-    /* First: what the pump advances may be closed already, and the closes below may wait. */
-    bsi_dev_pump_set(e->dev, NULL, NULL);
+    /* First: what the pump advances may be closed already, and the closes below may wait. An engine that could not be
+       opened has none, and the device may have another engine's. */
+    bsi_dev_pump_end(e->dev, e);
     if (e->tensors_free) /* first: an open scope gives its ranges back to the pool */
         e->tensors_free(e->tensors);
     bsi_queue_close(e->copy_out); /* queues before memory: their close drains what uses it */

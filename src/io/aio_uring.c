@@ -28,7 +28,8 @@ typedef struct uring {
     bool table, no_table; /* the kernel has it, or refused it */
     struct region {
         char *base;
-        size_t bytes; /* 0: free */
+        size_t bytes;     /* 0: free */
+        const char *from; /* where the memory begins that was registered in one call */
     } region[REGIONS];
     int regions; /* entries ever used */
 } uring;
@@ -136,7 +137,7 @@ static void uring_wait(void *e, unsigned wait_us)
         io_uring_wait_cqe_timeout(&u->ring, &cqe, &t); /* a result, a signal or the time: all end it */
 }
 
-static bool set_region(uring *u, int i, char *base, size_t bytes)
+static bool set_region(uring *u, int i, const char *from, char *base, size_t bytes)
 {
     struct iovec v = {base, bytes};
     __u64 tag = 0;
@@ -146,19 +147,20 @@ static bool set_region(uring *u, int i, char *base, size_t bytes)
     u->region[i].bytes = 0;
     if (io_uring_register_buffers_update_tag(&u->ring, (unsigned)i, &v, &tag, 1) != 1)
         return false;
-    u->region[i] = (struct region){base, bytes};
+    u->region[i] = (struct region){base, bytes, from};
     return true;
 }
 
-/* Entries of the table that share a byte with the range are emptied. The kernel holds the pages
+/* Entries of the table that share a byte with the range are emptied; of 0 bytes, those of the memory that begins there,
+   which may have several. The kernel holds the pages
    that were there when the entry was made: a read that names it would fill those, and not what is
    mapped there since. */
 static void forget(uring *u, const char *base, size_t bytes)
 {
     for (int i = 0; i < u->regions; i++) {
         struct region *g = &u->region[i];
-        if (g->bytes && base < g->base + g->bytes && g->base < base + BSI_MAX(bytes, 1u))
-            set_region(u, i, NULL, 0);
+        if (g->bytes && (bytes ? base < g->base + g->bytes && g->base < base + bytes : g->from == base))
+            set_region(u, i, NULL, NULL, 0);
     }
 }
 
@@ -180,7 +182,7 @@ static void uring_add_memory(void *e, void *base, size_t bytes)
            (io_uring_register(2)). What is refused is read into like memory that was never
            registered. */
         size_t n = BSI_MIN(bytes, REGION_BYTES);
-        if (!set_region(u, i, p, n))
+        if (!set_region(u, i, base, p, n))
             return;
         u->regions = BSI_MAX(u->regions, i + 1);
         p += n;
