@@ -41,7 +41,7 @@ foreach(target IN LISTS cuda_targets)
     CUDA_RUNTIME_LIBRARY Static)
   target_include_directories(${target} PRIVATE src kernels)
   target_compile_options(${target} PRIVATE
-    -O3 "-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
+    -O3 "-Xcompiler=-Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fstack-protector-strong")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8) # a quarter of the size, for drivers of 12.4 and newer
     target_compile_options(${target} PRIVATE --compress-mode=size)
   endif()

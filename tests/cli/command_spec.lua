@@ -301,3 +301,28 @@ describe("arguments of recipes", function()
     assert.same({0, "About.\n  n  count [1]\n"}, {code, out})
   end)
 end)
+
+describe("the built files", function()
+  -- What readelf says of a file; nil where there is no readelf, or sanitizers have their own ways.
+  local function facts(path)
+    local p <close> = assert(io.popen(("readelf -hldW --dyn-syms '%s' 2>/dev/null"):format(path)))
+    local text = p:read "a"
+    return text ~= "" and not text:find "__[at]san_init" and text or nil
+  end
+  local folder = bslua:match "^(.*/)" or "./"
+
+  for _, name in ipairs { "bslua", "libbs.so", "module/bs.so" } do
+    it(name .. " is hardened", function()
+      local text = facts(folder .. name)
+      if not text then return end
+      assert.truthy(text:find("Type:%s+DYN"), "it is loaded at a fixed address")
+      if name == "bslua" then assert.truthy(text:find("Flags:[^\n]*PIE"), "no position-independent program") end
+      assert.truthy(text:find "GNU_RELRO" and text:find("BIND_NOW", 1, true), "its tables stay writable")
+      assert.truthy(text:find("GNU_STACK[^\n]* RW "), "its stack can be executed")
+      assert.truthy(text:find("__stack_chk_fail", 1, true), "no stack protector")
+      if folder:find "/release/$" then -- checked sizes need an optimiser
+        assert.truthy(text:find("__vsnprintf_chk", 1, true), "no _FORTIFY_SOURCE")
+      end
+    end)
+  end
+end)
