@@ -79,6 +79,12 @@ static bs_status read_to_end(int fd, const char *path, size_t size, size_t limit
     return BS_OK;
 }
 
+bs_status bs_file_open(const char *path, int *fd)
+{
+    struct stat st;
+    return bsi_open_regular(path, 0, &st, fd, NULL);
+}
+
 bs_status bs_file_read(const char *path, size_t limit, char **text, size_t *n)
 {
     struct stat st;

@@ -336,6 +336,10 @@ bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules, 
     /* n bounds values and strings, so none of this overflows for text that fits in memory. 16 and 32:
        what malloc adds to a node and to a short string. */
     size_t need = s.values * (sizeof(cJSON) + 16) + s.strings * 32 + n;
+    if (rules->tree && need > rules->tree)
+        return bsi_fail(BS_UNSUPPORTED,
+                        "%s%s%zu bytes of JSON may need %zu bytes of memory, %zu are allowed",
+                        what ? what : "", what ? ": " : "", n, need, rules->tree);
     if (!have_memory(need))
         return no_memory(what, need, n);
     bsi_account(BS_TAG_HEADER, (ptrdiff_t)need);

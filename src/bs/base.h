@@ -101,9 +101,11 @@ BS_API BS_NODISCARD bs_status bs_process_memory(uint64_t *now, uint64_t *peak);
 /* Bytes that storage has delivered to this process; false where the system does not count them. */
 BS_API bool bs_process_read_bytes(uint64_t *out);
 
+/* A descriptor of a regular file, for reading; the caller closes it. BS_IO: it cannot be opened, or is a folder,
+   device, pipe or socket (none of them is waited for). */
+BS_API BS_NODISCARD bs_status bs_file_open(const char *path, int *fd);
 /* All of a regular file, a zero after it (not counted): free with bs_str_free. limit: the most bytes it may have; 0:
-   any. BS_IO: it cannot be opened or read, or is a folder, device, pipe or socket (none of them is waited for);
-   BS_FORMAT: it is larger. */
+   any. BS_IO: as for bs_file_open, or it cannot be read; BS_FORMAT: it is larger. */
 BS_API BS_NODISCARD bs_status bs_file_read(const char *path, size_t limit, char **text, size_t *n);
 
 /* ---- JSON text from outside ------------------------------------------------------------------ */
@@ -116,6 +118,7 @@ struct cJSON; /* <cjson/cJSON.h> */
    object that have one key are all in the tree; whether that is an error is the caller's to say. */
 typedef struct bs_json_rules {
     size_t limit; /* longest text in bytes; 0: any */
+    size_t tree;  /* most bytes of memory that the tree may need, found before it is made; 0: any */
     int depth;    /* deepest nesting; 0: BS_JSON_DEPTH */
     bool counts;  /* outside strings only non-negative integers, arrays and objects */
     /* Accept what cJSON does beyond JSON: bytes that are not UTF-8 and control characters in strings, control
@@ -131,7 +134,7 @@ typedef struct bs_json {
 
 /* Parse n bytes (no zero at the end needed), which hold one value and white space. The tree keeps nothing of text.
    what: names the text at the beginning of messages; NULL: nothing does. BS_FORMAT says byte, line and column;
-   BS_NOMEM: there is no memory for the tree. */
+   BS_NOMEM: there is no memory for the tree; BS_UNSUPPORTED: it may need more than the rules allow. */
 BS_API BS_NODISCARD bs_status bs_json_parse(const char *text, size_t n, const bs_json_rules *rules,
                                             const char *what, bs_json *out);
 BS_API void bs_json_end(bs_json *j); /* zero, or ended before: fine */

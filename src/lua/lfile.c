@@ -5,9 +5,11 @@
 #include "lua/bsl.h"
 
 #include <ctype.h>
+#include <lauxlib.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void close_file(void *h)
 {
@@ -316,6 +318,37 @@ static int l_read_file(lua_State *L)
     return 1;
 }
 
+static int close_stream(lua_State *L)
+{
+    luaL_Stream *s = luaL_checkudata(L, 1, LUA_FILEHANDLE);
+    return luaL_fileresult(L, fclose(s->f) == 0, NULL);
+}
+
+/* bs.open_file(path): a file of Lua's io library, for reading; an absent or bad file is an answer: nil, message,
+   code. io.open would wait for the writer of a pipe. */
+static int l_open_file(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    luaL_Stream *s = lua_newuserdatauv(L, sizeof *s, 0);
+    s->closef = NULL; /* closed, for its collector */
+    luaL_setmetatable(L, LUA_FILEHANDLE);
+    int fd;
+    bs_status status = bs_file_open(path, &fd);
+    if (status == BS_IO) {
+        lua_pushnil(L);
+        bsl_pusherror(L, status, "bs.open_file");
+        lua_pushstring(L, bs_status_name(status));
+        return 3;
+    }
+    bsl_try(L, status, "bs.open_file");
+    if (!(s->f = fdopen(fd, "rb"))) {
+        close(fd);
+        return luaL_error(L, "bs.open_file: nomem: no memory for '%s' [nomem]", path);
+    }
+    s->closef = close_stream;
+    return 1;
+}
+
 static int l_write_file(lua_State *L)
 {
     size_t n;
@@ -341,6 +374,8 @@ void bsl_open_file(lua_State *L)
     lua_setfield(L, -2, "safetensors");
     lua_pushcfunction(L, l_read_file);
     lua_setfield(L, -2, "read_file");
+    lua_pushcfunction(L, l_open_file);
+    lua_setfield(L, -2, "open_file");
     lua_pushcfunction(L, l_write_file);
     lua_setfield(L, -2, "write_file");
 }

@@ -52,11 +52,14 @@ static void push_value(lua_State *L, const cJSON *v)
     }
 }
 
+/* decode(text [, most]): where the value may need more than `most` bytes that is an answer: nil and the message. */
 static int l_decode(lua_State *L)
 {
-    static const bs_json_rules rules = {.lax = true};
     size_t n;
     const char *text = luaL_checklstring(L, 1, &n);
+    lua_Integer most = luaL_optinteger(L, 2, 0);
+    luaL_argcheck(L, most >= 0, 2, "a number of bytes >= 0");
+    bs_json_rules rules = {.lax = true, .tree = (size_t)most};
     lua_settop(L, 1);
     bsl_box *box = bsl_newbox(L, &tree_type);
     bs_json *tree = lua_newuserdatauv(L, sizeof *tree, 0);
@@ -65,6 +68,11 @@ static int l_decode(lua_State *L)
     bs_status st = bs_json_parse(text, n, &rules, NULL, tree);
     if (st == BS_OK)
         box->h = tree;
+    if (st == BS_UNSUPPORTED) {
+        lua_pushnil(L);
+        bsl_pusherror(L, st, "bs.json.decode");
+        return 2;
+    }
     bsl_try(L, st, "bs.json.decode");
     push_value(L, tree->root);
     return 1;

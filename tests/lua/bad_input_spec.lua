@@ -210,9 +210,9 @@ describe("rows", function()
 
   it("that cannot be read say which file", function()
     os.remove(path)
-    recipe(1, { "data=" .. path .. ": there is no such file" })
+    recipe(1, { "data=" .. path .. ": ", "No such file or directory" })
     os.execute("mkfifo '" .. path .. "'")
-    recipe(1, { "data=" .. path .. ": there is no such file" })
+    recipe(1, { "data=" .. path .. ": ", "a regular file is needed" })
     os.remove(path)
     recipe(4, { "held-out.jsonl:1: not JSON" }, good, "valid=" .. broken.root .. "/held-out.jsonl",
       broken.write(broken.root .. "/held-out.jsonl", "x"))

@@ -3,6 +3,15 @@ local bs = require "bs"
 local json = bs.json
 
 describe("json.decode", function()
+  it("is left alone where the value may take more memory than is allowed", function()
+    assert.same({ 1, { a = "b" } }, json.decode('[1, {"a": "b"}]', 10000))
+    local value, message = json.decode("[" .. ("1,"):rep(1000) .. "1]", 10000)
+    assert.is_nil(value)
+    assert.matches("2003 bytes of JSON may need %d+ bytes of memory, 10000 are allowed", message)
+    assert.has_error(function() json.decode("[1", 10000) end)
+    assert.has_error(function() json.decode("[1]", -1) end)
+  end)
+
   it("keeps integers integers and the rest floats", function()
     local t = json.decode '[1, -3, 2.5, 1e2, 9007199254740991, 9007199254740992]'
     assert.equal("integer", math.type(t[1]))

@@ -10,6 +10,7 @@
 --   for step = 1, steps do job:step(rows:step(step)) end
 local bs = require "bs"
 local formats = require "bs.data.formats"
+local lines = require "bs.data.lines"
 local options = require "bs.settings.options"
 local packing = require "bs.data.packing"
 local texts = require "bs.data.texts"
@@ -55,12 +56,60 @@ end
 
 -- ---- one row ---------------------------------------------------------------------------------
 
--- ids, labels and marks of one line (formats); nil and the reason when it is no row.
+-- Bytes that a row may have, and its value in memory: what is far longer than a micro-batch must not cost what it
+-- weighs. The first part is for fields that are not used; the second leaves each token an entry in each of three lists.
+local function most_bytes(self) return (8 << 20) + 256 * self.cfg.micro_tokens end
+
+local SURELY <const>, FIRST <const> = 256 << 10, 64 << 10 -- bytes of text that need no second look; of the first part
+
+-- The texts of a row, whatever its format, and their bytes.
+local function texts_of(row)
+  local list, sum = {}, 0
+  local function add(text)
+    if type(text) == "string" then list[#list + 1], sum = text, sum + #text end
+  end
+  for _, key in ipairs { "text", "prompt", "completion" } do add(row[key]) end
+  for _, m in ipairs(type(row.messages) == "table" and row.messages or {}) do
+    if type(m) == "table" then add(m.content) end
+  end
+  return list, sum
+end
+
+-- Has the beginning of a text twice as many tokens as are wanted? Where it is cut changes only the last of them.
+-- Encoding takes many times a text's memory, so parts are tried, each twice the one before.
+local function far_longer(tokenizer, text, most)
+  local n = FIRST
+  while n < #text do
+    local cut = n
+    while cut > n - 4 and text:byte(cut + 1) & 0xC0 == 0x80 do cut = cut - 1 end -- not inside a character
+    local ok, ids = pcall(tokenizer.encode, tokenizer, text:sub(1, cut))
+    if not ok then return false end -- told when all of it is encoded
+    if #ids > 2 * most + 64 then return true end
+    n = 2 * n
+  end
+  return false
+end
+
+local function surely_longer(self, row)
+  if type(row) ~= "table" or not self.cfg.text then return false end
+  local list, bytes = texts_of(row)
+  if bytes < SURELY then return false end
+  local tokenizer = self.cfg.text.open("text").tokenizer
+  for _, text in ipairs(list) do
+    if far_longer(tokenizer, text, self.cfg.micro_tokens) then return true end
+  end
+  return false
+end
+
+-- ids, labels and marks of one line (formats); nil and the reason when it is no row; nil alone when it is too long for
+-- one.
 local function parse(self, line)
   local bad = texts.bad_byte(line)
   if bad then return nil, ("byte %d of the line is not UTF-8"):format(bad) end
-  local ok, row = pcall(bs.json.decode, line)
+  local ok, row, message = pcall(bs.json.decode, line, most_bytes(self))
+  if not ok and bs.code(row) == "nomem" then error(row, 0) end
   if not ok then return nil, "not JSON: " .. tostring(row) end
+  if message or surely_longer(self, row) then return nil end
   return self.format:encode(row)
 end
 
@@ -83,7 +132,9 @@ end
 local function take(self, line, where, offset)
   local s = self.stats
   s.rows = s.rows + 1
-  local ids, labels, marks = parse(self, line)
+  local ids, labels, marks
+  if line then ids, labels, marks = parse(self, line) end
+  if not ids and not labels then return note(s.too_long, where) end
   if not ids then return note(s.bad, ("%s: %s"):format(where, labels), TOLD) end
   local n = trained(labels)
   if #ids > self.cfg.micro_tokens then
@@ -99,31 +150,25 @@ local function take(self, line, where, offset)
 end
 
 local function read_file(self, file)
-  local offset, number = 0, 0
+  local number, most = 0, most_bytes(self)
   while true do
-    local line, err = file.handle:read("L")
-    if err then return nil, ("%s: line %d: %s"):format(file.path, number + 1, err), FAILED end
-    if not line then break end
-    number = number + 1
-    local start, text = offset, line
-    offset = offset + #line
-    if number == 1 and line:sub(1, 3) == "\xEF\xBB\xBF" then start, text = 3, line:sub(4) end
-    if text:find("%S") then
-      take(self, text, ("%s:%d"):format(file.path, number), file.base + start)
+    local line, start, bytes = file.lines:next(most)
+    if not start then break end
+    number, file.bytes = number + 1, start + bytes
+    if number == 1 and line and line:sub(1, 3) == "\xEF\xBB\xBF" then start, line = 3, line:sub(4) end
+    if not line or line:find("%S") then
+      take(self, line, ("%s:%d"):format(file.path, number), file.base + start)
     end
   end
-  file.bytes = offset
-  return true
 end
 
 local function open_files(self)
   local base = 0
   for i, path in ipairs(self.cfg.files) do
-    local handle, err = io.open(path, "rb")
-    if not handle then return nil, err, FAILED end
-    self.files[i] = { path = path, handle = handle, base = base }
-    local ok, message, status = read_file(self, self.files[i])
-    if not ok then return nil, message, status end
+    local reader, message = lines.open(path)
+    if not reader then return nil, message, FAILED end
+    self.files[i] = { path = path, lines = reader, base = base, bytes = 0 }
+    read_file(self, self.files[i])
     base = base + self.files[i].bytes
     if base > MAX_BYTES then return nil, path .. ": the files are too large together", FAILED end
   end
@@ -197,7 +242,7 @@ function data.open(files, opts)
 end
 
 function loader:close()
-  for _, file in ipairs(self.files) do file.handle:close() end
+  for _, file in ipairs(self.files) do file.lines:close() end
   self.files = {}
 end
 loader.__close = loader.close
@@ -240,11 +285,11 @@ local function fetch(self, row)
   local offset, i = entry >> LENGTH_BITS, #self.files
   while self.files[i].base > offset do i = i - 1 end
   local file = self.files[i]
-  local line = file.handle:seek("set", offset - file.base) and file.handle:read("L")
-  local ids, labels = parse(self, line or "")
+  local line, ids, labels = (file.lines:line_at(offset - file.base, most_bytes(self)))
+  if line then ids, labels = parse(self, line) end
   if not ids or #ids ~= entry & MAX_TOKENS then
-    error(("%s: the row at byte %d is not what it was when the file was checked (%s)"):format(
-      file.path, offset - file.base, ids and "another length" or labels), 0)
+    bs.fail("error", "%s: the row at byte %d is not what it was when the file was checked (%s)", file.path,
+      offset - file.base, ids and "another length" or labels or "too long")
   end
   return ids, labels
 end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Small files that are named from outside, read whole: regular files only, up to a size. What cannot be read, or is
--- not what it should be, ends the script with one line that names the file.
+--- Files that are named from outside: regular ones only; those that are read whole, up to a size. What cannot be read,
+-- or is not what it should be, ends the script with one line that names the file.
 local core = require "bs.core"
 local exit = require "bs.settings.exit"
 
@@ -9,10 +9,27 @@ local files = {}
 -- Larger settings files do not exist; the index of a checkpoint with a million tensors stays below.
 local JSON_MOST <const> = 256 << 20
 
+--- What bs.read_file or bs.open_file says, as a user reads it.
+function files.reason(message) return (message:gsub("^bs%.[%w_]+: %w+: ", ""):gsub(" %[%w+%]$", "")) end
+
+--- A regular file, opened for reading: one of Lua's io library.
+function files.open(path)
+  local file, message = core.open_file(path)
+  if not file then exit.fail("error", "%s", files.reason(message)) end
+  return file
+end
+
+--- End the script unless a file can be read, before work that takes long. where: whose setting it is, "data=".
+function files.check(where, path)
+  local file, message = core.open_file(path)
+  if not file then exit.fail("error", "%s%s: %s", where, path, files.reason(message)) end
+  file:close()
+end
+
 --- A file as text. most: bytes that it may have; nil: any number.
 function files.read(path, most)
   local text, message = core.read_file(path, most)
-  if not text then exit.fail("error", "%s", (message:gsub("^bs%.read_file: %w+: ", ""):gsub(" %[%w+%]$", ""))) end
+  if not text then exit.fail("error", "%s", files.reason(message)) end
   return text
 end
 
