@@ -8,6 +8,7 @@ local bs = require "bs"
 local args = require "bs.args"
 local chat = require "bs.chat"
 local data = require "bs.data"
+local files = require "bs.settings.files"
 local job = require "bs.job"
 local nn = require "bs.nn"
 local budget = require "bs.plan.budget"
@@ -36,7 +37,7 @@ local cfg = args.parse(arg, {
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 }, "Loss and perplexity of a file.\n")
 if cfg.model == "" or cfg.data == "" then bs.fail("usage", "model=DIR and data=FILE.jsonl are required (try: help)") end
-if not bs.is_file(cfg.data) then bs.fail("error", "data=%s: there is no such file", cfg.data) end
+files.check("data=", cfg.data)
 
 local say <const> = bs.say
 

@@ -16,6 +16,7 @@ local bs = require "bs"
 local args = require "bs.args"
 local create = require "bs.model.create"
 local data = require "bs.data"
+local files = require "bs.settings.files"
 local job = require "bs.job"
 local open_device = require "bs.instance.open_device"
 local budget = require "bs.plan.budget"
@@ -88,7 +89,7 @@ local ROW, ROWS = 128, 2 -- bytes of a row of text, rows of a step
 
 -- A text that comes with the source and does not change, so that the numbers do not either.
 local function document()
-  local f <close> = assert(io.open((arg[0]:match("^(.*)recipes/[^/]*$") or "") .. "LICENSE", "rb"))
+  local f <close> = files.open((arg[0]:match("^(.*)recipes/[^/]*$") or "") .. "LICENSE")
   return f:read("a")
 end
 

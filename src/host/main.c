@@ -84,6 +84,19 @@ static int run_string(lua_State *L, const char *text, const char *name)
     return run(L, luaL_loadbuffer(L, text, strlen(text), name), 0);
 }
 
+/* A script by its name. Of what is there only regular files: nothing is waited for, or read without an end. */
+static int load_file(lua_State *L, const char *name)
+{
+    int fd = -1;
+    if (name && bs_file_open(name, &fd) != BS_OK && bs_error()->sys == 0) {
+        lua_pushfstring(L, "%s; the word - runs standard input", bs_error()->msg);
+        return LUA_ERRFILE;
+    }
+    if (fd >= 0)
+        close(fd);
+    return luaL_loadfile(L, name);
+}
+
 /* LUA_INIT, as lua does it: text, or @file. */
 static int run_init(lua_State *L)
 {
@@ -95,7 +108,7 @@ static int run_init(lua_State *L)
     }
     if (!text)
         return BSLUA_EXIT_DONE;
-    return text[0] == '@' ? run(L, luaL_loadfile(L, text + 1), 0) : run_string(L, text, name);
+    return text[0] == '@' ? run(L, load_file(L, text + 1), 0) : run_string(L, text, name);
 }
 
 /* -l mod or -l g=mod */
@@ -196,7 +209,7 @@ static int run_script(lua_State *L, int argc, char **argv, int script)
 {
     const char *name = argv[script];
     bool dashes = strcmp(argv[script - 1], "--") == 0;
-    int status = luaL_loadfile(L, strcmp(name, "-") == 0 && !dashes ? NULL : name);
+    int status = load_file(L, strcmp(name, "-") == 0 && !dashes ? NULL : name);
     luaL_checkstack(L, argc - script, "too many arguments");
     for (int i = script + 1; status == LUA_OK && i < argc; i++)
         lua_pushstring(L, argv[i]);

@@ -151,10 +151,10 @@ function broken.fails(code, texts, fn, ...)
 end
 
 --- Run the program through a shell: exit status, standard output, standard error. before: commands for
--- the shell; what they limit concerns the program alone, whose output goes through pipes.
-function broken.run(words, before)
+-- the shell; what they limit concerns the program alone, whose output goes through pipes. program: another one.
+function broken.run(words, before, program)
   local out, err, status = root .. "/out.txt", root .. "/err.txt", root .. "/status.txt"
-  local line = { "exec '" .. (os.getenv("BSLUA") or "build/release/bslua") .. "'" }
+  local line = { "exec '" .. (program or os.getenv("BSLUA") or "build/release/bslua") .. "'" }
   for _, w in ipairs(words) do line[#line + 1] = "'" .. w .. "'" end
   os.execute(("{ { { ( %s %s ) </dev/null; echo $? >&4; } | cat >'%s'; } 2>&1 | cat >'%s'; } 4>'%s'"):format(
     before or "", table.concat(line, " "), out, err, status))

@@ -3,6 +3,7 @@
 -- all that is missing what it costs and what to do about it. Uses nothing that must be there but the CPU device.
 local bs = require "bs"
 local args = require "bs.settings.args"
+local files = require "bs.settings.files"
 local measure = require "bs.plan.measure"
 
 local doctor = {}
@@ -120,7 +121,7 @@ end
 local function manifest_of(paths, size)
   local m, blocks, sum = bs.manifest.new(), {}, 0
   for _, path in ipairs(paths) do
-    local f <close> = assert(io.open(path, "rb"))
+    local f <close> = files.open(path)
     local length, offset = f:seek "end" // 2 * 2, 0
     local file = m:file(path)
     while offset < length and sum < size do

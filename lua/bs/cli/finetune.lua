@@ -5,6 +5,7 @@ local bs = require "bs"
 local args = require "bs.settings.args"
 local chat = require "bs.data.chat"
 local data = require "bs.data.loader"
+local files = require "bs.settings.files"
 local job = require "bs.train.job"
 local budget = require "bs.plan.budget"
 local formats = require "bs.data.formats"
@@ -109,9 +110,7 @@ local function check_files(cfg)
   end
   for _, name in ipairs { "data", "valid" } do
     -- Rows are read again when a step needs them, so a pipe will not do.
-    if cfg[name] ~= "" and not bs.is_file(cfg[name]) then
-      bs.fail("error", "%s=%s: there is no such file", name, cfg[name])
-    end
+    if cfg[name] ~= "" then files.check(name .. "=", cfg[name]) end
   end
 end
 

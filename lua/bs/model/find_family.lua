@@ -54,16 +54,13 @@ end
 
 -- ---- the user's files -----------------------------------------------------------------------------------
 
--- The entries that are searched, BSLUA_HOME first as require has it, and those that are left out.
+-- BSLUA_HOME first, as require has it.
 local function entries()
   local home = rawget(package, "home") -- set by the program
   local path = (home and home .. "/?.lua;" .. home .. "/?/init.lua;" or "") .. package.path
-  local taken, left = {}, {}
-  for entry in path:gmatch "[^;]+" do
-    local list = entry:sub(1, 1) == "/" and taken or left
-    list[#list + 1] = entry
-  end
-  return table.concat(taken, ";"), table.concat(left, ";")
+  local list = {}
+  for entry in path:gmatch "[^;]+" do list[#list + 1] = entry end
+  return list
 end
 
 local function is_inside(path, dir)
@@ -71,17 +68,18 @@ local function is_inside(path, dir)
   return at and folder and at:sub(1, #folder + 1) == folder:gsub("/$", "") .. "/"
 end
 
--- The user's file for a model_type, or nil and one that is there and not run.
+-- The user's file for a model_type, or nil and one that is there and not run. package.searchpath would open what is
+-- there, and wait where it is a pipe.
 local function search(kind, dir)
-  local taken, left = entries()
   local skipped
-  for _, name in ipairs { "bs.family." .. kind, kind } do
-    for entry in taken:gmatch "[^;]+" do
-      local path = package.searchpath(name, entry)
-      if path and not (dir and is_inside(path, dir)) then return path end
-      skipped = skipped or path
+  for _, name in ipairs { "bs/family/" .. kind, kind } do
+    for _, entry in ipairs(entries()) do
+      local path = entry:gsub("%?", name)
+      if bs.is_file(path) then
+        if path:sub(1, 1) == "/" and not (dir and is_inside(path, dir)) then return path end
+        skipped = skipped or path
+      end
     end
-    skipped = skipped or package.searchpath(name, left)
   end
   return nil, skipped
 end

@@ -22,8 +22,9 @@ local function is_inside(inner, outer)
   local at = inner
   while not bs.same_file(at, at) do at = at:match("^(.*[^/])/+[^/]+/*$") or at:match("^(/)") or "." end
   while not bs.same_file(at, outer) do
-    if bs.same_file(at, at .. "/..") then return false end
-    at = at .. "/.."
+    local above = at .. "/.."
+    if not bs.same_file(above, above) or bs.same_file(at, above) then return false end -- a file; the root
+    at = above
   end
   return true
 end

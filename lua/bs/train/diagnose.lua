@@ -2,6 +2,7 @@
 --- After a non-finite loss or gradient: one forward walk that finds the first place where a hidden state
 -- is not finite, then a look at that block's weights in the files. Always ends with exit status 5.
 local bs = require "bs"
+local files = require "bs.settings.files"
 
 local diagnose = {}
 local PIECE <const> = 1 << 20 -- bytes of a file that are looked at together; whole elements of every dtype
@@ -33,7 +34,7 @@ end
 
 -- Are the bytes of a tensor (or of the rows of one that a tile has) all finite? Never all in memory.
 local function finite_in_file(path, t)
-  local file <close> = assert(io.open(path, "rb"))
+  local file <close> = files.open(path)
   local left, per = t.bytes, bs.array.new(t.dtype, { 1 }):bytes()
   file:seek("set", t.offset)
   while left > 0 do
