@@ -17,7 +17,7 @@ local cfg = args.parse(arg, {
   out = { "", "folder for the merged model: absent or empty" },
   overwrite = { false, "replace the model that is in out=; files that are no model's stay" },
   ignore = { {}, "patterns of tensors in the model's files to go on with where nothing reads them; they are copied" },
-  threads = { 0, "threads of the arithmetic; 0: all cores" },
+  threads = { 0, "threads of the arithmetic; 0: all cores", 0, 1024 },
 })
 for _, name in ipairs { "model", "adapter", "out" } do
   if cfg[name] == "" then bs.fail("usage", "%s=DIR is required (try: help)", name) end

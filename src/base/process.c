@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 /* The number behind `key` at the beginning of a line, in the file's own unit. */
 static bs_status proc_number(const char *path, const char *key, uint64_t *out)
@@ -32,15 +34,27 @@ static bs_status proc_kib(const char *path, const char *key, uint64_t *out)
     return BS_OK;
 }
 
+/* Containers and chroots may hide /proc: no reason to end a run. */
 bs_status bs_memory_available(uint64_t *out)
 {
-    return proc_kib("/proc/meminfo", "MemAvailable:", out);
+    struct sysinfo s;
+    bs_status st = proc_kib("/proc/meminfo", "MemAvailable:", out);
+    if (st == BS_OK || sysinfo(&s) != 0)
+        return st;
+    *out = ((uint64_t)s.freeram + s.bufferram) * s.mem_unit;
+    return BS_OK;
 }
 
 bs_status bs_process_memory(uint64_t *now, uint64_t *peak)
 {
-    BSI_TRY(proc_kib("/proc/self/status", "VmRSS:", now));
-    return proc_kib("/proc/self/status", "VmHWM:", peak);
+    struct rusage used;
+    bs_status st = proc_kib("/proc/self/status", "VmRSS:", now);
+    if (st == BS_OK)
+        st = proc_kib("/proc/self/status", "VmHWM:", peak);
+    if (st == BS_OK || getrusage(RUSAGE_SELF, &used) != 0)
+        return st;
+    *now = *peak = (uint64_t)used.ru_maxrss * 1024;
+    return BS_OK;
 }
 
 /* Kernels without task accounting have no such file: an answer, and no failure. */

@@ -95,7 +95,8 @@ BS_API const char *bs_tag_name(bs_tag tag);
 /* ---- what the system says -------------------------------------------------------------------- */
 
 /* Bytes that new allocations may take without swapping; bytes of this process that are resident, and the most that
-   were. BS_IO where /proc cannot be read or does not say. */
+   were. Where /proc cannot be read: what system calls know, which is less: free memory without the caches, and the most
+   resident bytes as both. BS_IO where they fail as well. */
 BS_API BS_NODISCARD bs_status bs_memory_available(uint64_t *out);
 BS_API BS_NODISCARD bs_status bs_process_memory(uint64_t *now, uint64_t *peak);
 /* Bytes that storage has delivered to this process; false where the system does not count them. */

@@ -111,6 +111,22 @@ static int run_init(lua_State *L)
     return text[0] == '@' ? run(L, load_file(L, text + 1), 0) : run_string(L, text, name);
 }
 
+/* A module that is not there is the command line's fault; any other error is the module's. */
+static int report_require(lua_State *L, const char *module)
+{
+    const char *text = lua_tostring(L, -1);
+    const char *missing = lua_pushfstring(L, "module '%s' not found:", module);
+    if (!text || strncmp(text, missing, strlen(missing)) != 0) {
+        lua_pop(L, 1);
+        return report(L, false);
+    }
+    lua_pushfstring(
+        L,
+        "-l: %s nothing of that name in BSLUA_HOME, in the program, on package.path and package.cpath",
+        missing);
+    return report(L, true);
+}
+
 /* -l mod or -l g=mod */
 static int run_require(lua_State *L, const char *word)
 {
@@ -119,7 +135,7 @@ static int run_require(lua_State *L, const char *word)
     lua_getglobal(L, "require");
     lua_pushstring(L, module);
     if (host_call(L, 1, 1) != LUA_OK)
-        return report(L, false);
+        return report_require(L, module);
     if (eq)
         lua_pushlstring(L, word, (size_t)(eq - word));
     else

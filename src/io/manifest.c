@@ -100,6 +100,13 @@ static bs_status check_open(const bs_manifest *m, const char *what, const char *
         return bsi_fail(BS_STATE, "manifest: %s cannot be added, it is finished", what);
     if (!name || !*name)
         return bsi_fail(BS_ARG, "manifest: a %s needs a name", what);
+    return BS_OK;
+}
+
+/* Names of blocks and tensors are text; those of files are whatever the system has. */
+static bs_status check_text(const bs_manifest *m, const char *what, const char *name)
+{
+    BSI_TRY(check_open(m, what, name));
     if (bs_utf8_valid(name, strlen(name)) < strlen(name))
         return bsi_fail(BS_ARG, "manifest: the name of a %s is not UTF-8: '%s'", what, name);
     return BS_OK;
@@ -129,8 +136,8 @@ bs_status bs_manifest_add_file(bs_manifest *m, const char *path, int *out)
 
 bs_status bs_manifest_add_block(bs_manifest *m, const char *name, const char *kind, int *out)
 {
-    BSI_TRY(check_open(m, "block", name));
-    BSI_TRY(check_open(m, "kind of block", kind));
+    BSI_TRY(check_text(m, "block", name));
+    BSI_TRY(check_text(m, "kind of block", kind));
     BSI_TRY(grow(&m->block, m->n_blocks, &m->cap_blocks, sizeof *m->block));
     block *b = &m->block[m->n_blocks];
     *b = (block){0};
@@ -179,7 +186,7 @@ bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dt
                                  const int64_t *dim, int file, uint64_t file_offset, int *out)
 {
     uint64_t bytes = 0;
-    BSI_TRY(check_open(m, "tensor", name));
+    BSI_TRY(check_text(m, "tensor", name));
     if (at < 0 || at >= m->n_blocks)
         return bsi_fail(BS_ARG, "manifest: tensor '%s' is for block %d, there are %d", name, at,
                         m->n_blocks);
@@ -209,7 +216,7 @@ bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t
 {
     int64_t dim[2] = {rows, cols};
     uint64_t bytes = 0;
-    BSI_TRY(check_open(m, "row table", name));
+    BSI_TRY(check_text(m, "row table", name));
     BSI_TRY(check_range(m, name, t, 2, dim, file, file_offset, &bytes));
     BSI_TRY(grow(&m->rows, m->n_rows, &m->cap_rows, sizeof *m->rows));
     bsi_row_table *r = &m->rows[m->n_rows];

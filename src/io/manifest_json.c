@@ -42,6 +42,11 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
                       (unsigned long long)bs_manifest_digest(m));
     const bsi_file *f;
     for (int i = 0; (f = bsi_manifest_file(m, i)); i++) {
+        if (bs_utf8_valid(f->path, strlen(f->path)) < strlen(f->path)) {
+            bsi_free(t.p);
+            return bsi_fail(BS_UNSUPPORTED, "manifest: the path '%s' is not UTF-8, which JSON is",
+                            f->path);
+        }
         bsi_writer_printf(&t, "%s\n{\"path\":", i ? "," : "");
         bsi_writer_quote(&t, f->path);
         bsi_writer_printf(&t, ",\"bytes\":%llu}", (unsigned long long)f->bytes);

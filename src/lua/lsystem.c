@@ -77,7 +77,7 @@ static int l_list_folder(lua_State *L)
     int n = scandir(path, &entry, NULL, alphasort);
     if (n < 0) {
         lua_pushnil(L);
-        lua_pushfstring(L, "'%s': %s", path, strerror(errno));
+        lua_pushfstring(L, "bs.list_folder '%s': io: %s [io]", path, strerror(errno));
         return 2;
     }
     lua_Integer at = 0;

@@ -47,6 +47,7 @@ int bsl_traceback(lua_State *L)
     case BS_NOMEM:
     case BS_DEVMEM:
     case BS_IO:
+    case BS_FORMAT:
     case BS_DEVICE:
     case BS_UNSUPPORTED:
     case BS_CANCELLED:

@@ -359,12 +359,32 @@ static void test_no_memory(void **state)
     bs_manifest_free(m);
 }
 
+/* A name of a file is bytes; JSON is UTF-8. */
+static void test_path_of_bytes(void **state)
+{
+    (void)state;
+    bs_manifest *m;
+    char *text;
+    int file, i;
+    assert_int_equal(bs_manifest_new(&m), BS_OK);
+    assert_int_equal(bs_manifest_add_file(m, data_file("a\xFF"), &file), BS_OK);
+    assert_int_equal(bs_manifest_add_block(m, "b\xFF", "layer", &i), BS_ARG);
+    assert_int_equal(bs_manifest_add_block(m, "b", "layer", &i), BS_OK);
+    tensor(m, 0, "x", BS_DTYPE_F32, 4, file, 0);
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    assert_int_equal(bs_manifest_to_json(m, &text), BS_UNSUPPORTED);
+    ASSERT_ERROR("is not UTF-8");
+    assert_null(text);
+    bs_manifest_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),      cmocka_unit_test(test_compute),
-        cmocka_unit_test(test_buffered),    cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_digest),      cmocka_unit_test(test_json),
-        cmocka_unit_test(test_json_damage), cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_path_of_bytes), cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_compute),       cmocka_unit_test(test_buffered),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_json),          cmocka_unit_test(test_json_damage),
+        cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

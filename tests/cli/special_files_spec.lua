@@ -42,9 +42,9 @@ do
   assert(code == 0, err)
 end
 
--- Ends in time, with one of the statuses, without a traceback.
-local function ends(words, codes)
-  local code, out, err = broken.run({ "20", program, table.unpack(words) }, nil, "timeout")
+-- Ends in time, with one of the statuses, without a traceback. before: commands for the shell.
+local function ends(words, codes, before)
+  local code, out, err = broken.run({ "20", program, table.unpack(words) }, before, "timeout")
   local text = ("%s: status %d\n%s%s"):format(table.concat(words, " "), code, out, err)
   assert.truthy(codes[code], text)
   assert.is_nil(err:find("stack traceback", 1, true) or err:find("given twice", 1, true), text)
@@ -109,4 +109,35 @@ describe("a file that is none", function()
     os.execute(("mkfifo '%s/a.safetensors'"):format(dir))
     ends({ "--doctor", "dir=" .. dir, "size=1MiB" }, { [0] = true })
   end)
+end)
+
+it("names that are not UTF-8 are names like others", function()
+  local odd = copy(model, "m\xFF")
+  local data, out, merged = root .. "/r\xFF.jsonl", root .. "/a\xFF", root .. "/out\xFF"
+  bs.write_file(data, '{"prompt": "a", "completion": "b"}\n')
+  for _, words in ipairs {
+    train { "model=" .. odd, "data=" .. data, "valid=" .. data, "out=" .. out },
+    train { "model=" .. odd, "data=" .. data, "adapter=" .. out, "out=" .. out },
+    { "recipes/eval.lua", "model=" .. odd, "adapter=" .. out, "data=" .. data },
+    { "recipes/generate.lua", "model=" .. odd, "adapter=" .. out, "prompts=" .. data, "max_new=1" },
+    { "recipes/merge.lua", "model=" .. odd, "adapter=" .. out, "out=" .. merged, "overwrite=true" },
+    { "recipes/eval.lua", "model=" .. merged, "data=" .. data },
+    { "--doctor", "dir=" .. odd, "size=1MiB", "json=" .. root .. "/d\xFF.json" },
+  } do
+    ends(words, { [0] = true })
+  end
+end)
+
+it("a system without /proc runs all the same", function()
+  local hide = "unshare -m sh -c 'mount -t tmpfs none /proc && \"$@\"' -"
+  if not os.execute(hide .. " true 2>/dev/null") then return end -- not ours to hide
+  for _, words in ipairs {
+    train { "out=" .. root .. "/hidden" },
+    { "recipes/eval.lua", "model=" .. model, "data=" .. rows },
+    { "recipes/generate.lua", "model=" .. model, "prompt=a", "max_new=1" },
+    { "recipes/merge.lua", "model=" .. model, "adapter=" .. adapter, "out=" .. root .. "/merged", "overwrite=true" },
+    { "--doctor", "dir=" .. model, "size=1MiB" },
+  } do
+    ends(words, { [0] = true }, hide)
+  end
 end)

@@ -127,7 +127,7 @@ describe("settings of a recipe", function()
     for word, expected in pairs {
       ["steps=0"] = "at least 1", ["steps=ten"] = "an integer or a size such as 64MB or 1.5GiB",
       ["micro_tokens=0"] = "2 to 1.04858e+06",
-      ["lr=-1"] = "0 to 1000", ["lr=1e999"] = "0 to 1000", ["dropout=1"] = "0 to 0.99", ["r=0"] = "at least 1",
+      ["lr=-1"] = "0 to 1000", ["lr=1e999"] = "0 to 1000", ["dropout=1"] = "0 to 0.99", ["r=0"] = "1 to 65536",
       ["home=ssd"] = "one of auto, gpu, ram, disk", ["check=half"] = "one of sampled, full",
       ["max_refused=2"] = "0 to 1", ["threads=-1"] = "0 to 1024",
     } do

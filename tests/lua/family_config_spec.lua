@@ -186,4 +186,33 @@ describe("config.json", function()
     refuses("phi3", longrope({ 1, 1, 1, 1 }, { 1, 1, 1 }), "the list 'long_factor' of 4 numbers")
     refuses("phi3", longrope({ 1, 1, 0, 1 }, { 1, 1, 1, 1 }), "entry 3 of 'short_factor' is 0")
   end)
+
+  it("is refused in one line, or gives finite frequencies, whatever the numbers of a rotation are", function()
+    local odd = { 0, -1, 0.5, 1, 2, 1e-300, 1e300, math.huge, 1 << 62, "8", {}, true }
+    local keys = {
+      "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale",
+      "mscale_all_dim", "original_max_position_embeddings", "rope_theta", "partial_rotary_factor", "short_factor",
+    }
+    for _, kind in ipairs { "default", "linear", "llama3", "yarn", "longrope" } do
+      for _, key in ipairs(keys) do
+        for _, v in ipairs(odd) do
+          local scaling = {
+            rope_type = kind, factor = 4, low_freq_factor = 1, high_freq_factor = 4,
+            original_max_position_embeddings = 64, short_factor = { 1, 1, 1, 1 }, long_factor = { 2, 2, 2, 2 },
+          }
+          scaling[key] = v
+          local ok, c = pcall(read, "llama", { rope_scaling = scaling })
+          if ok then
+            for _, longest in ipairs { 1, 1 << 40 } do
+              local f, scale = nn.inv_freq(c.rope, longest)
+              f[#f + 1] = scale
+              for _, x in ipairs(f) do assert.is_true(x >= 0 and x < math.huge, kind .. " " .. key) end
+            end
+          else
+            assert.equal(1, type(c) == "table" and c.bs_exit, kind .. " " .. key .. ": " .. tostring(c))
+          end
+        end
+      end
+    end
+  end)
 end)

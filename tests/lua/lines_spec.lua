@@ -3,6 +3,7 @@
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
 local data = require "bs.data"
+local files = require "bs.settings.files"
 local lines = require "bs.data.lines"
 local tiny = require "tiny"
 
@@ -70,6 +71,12 @@ describe("lines", function()
       assert.same({ message, "error" }, { why, word })
     end
   end)
+end)
+
+it("a place that cannot be had is told with the file's name", function()
+  local ok, err = pcall(files.seek, { seek = function() return nil, "Value too large" end }, "f.jsonl", "set", 7)
+  assert.is_false(ok)
+  assert.same({ 1, "f.jsonl: Value too large" }, { err.bs_exit, err.message })
 end)
 
 -- ---- rows that are far too long ------------------------------------------------------------------------

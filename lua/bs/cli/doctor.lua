@@ -26,9 +26,9 @@ local function slurp(path)
   return f and f:read "a" or ""
 end
 
--- What is missing, what that costs, what to do.
+-- What is missing, what that costs, what to do. It may name paths, which are bytes where JSON is text.
 local function note(report, what, costs, todo)
-  report.notes[#report.notes + 1] = { what = what, costs = costs, todo = todo }
+  report.notes[#report.notes + 1] = { what = bs.printable(what), costs = costs, todo = todo }
 end
 
 -- A rate that cannot be had is told, and the rest goes on.
@@ -122,7 +122,7 @@ local function manifest_of(paths, size)
   local m, blocks, sum = bs.manifest.new(), {}, 0
   for _, path in ipairs(paths) do
     local f <close> = files.open(path)
-    local length, offset = f:seek "end" // 2 * 2, 0
+    local length, offset = files.seek(f, path, "end", 0) // 2 * 2, 0
     local file = m:file(path)
     while offset < length and sum < size do
       local n = math.min(16 * MIB, length - offset, (size - sum + 1) // 2 * 2)
@@ -141,7 +141,7 @@ local function read_rate(dir, size)
   local device <close> = bs.device.open("cpu", { threads = 1 })
   local m <close>, blocks = manifest_of(made and made.paths or paths, size)
   local rate, how, bytes = measure.reads(device, m, blocks, {})
-  return { rate = rate, io = how, bytes = bytes, dir = dir, made = made ~= nil }
+  return { rate = rate, io = how, bytes = bytes, dir = bs.printable(dir), made = made ~= nil }
 end
 
 local function disk(report, cfg)

@@ -50,8 +50,7 @@ end
 
 --- The line at an offset, as next gives it; lines after it are next.
 function methods:line_at(offset, most)
-  local found, message = self.file:seek("set", offset)
-  if not found then bs.fail("error", "%s: %s", self.path, message) end
+  files.seek(self.file, self.path, "set", offset)
   self.at, self.buffer, self.from = offset, "", 1
   return self:next(most, LEAST)
 end

@@ -152,6 +152,9 @@ local function sorted(set)
   return list
 end
 
+-- A path is bytes and JSON is UTF-8: one that is not is written as people see it.
+local function in_json(path) return utf8.len(path) and path or bs.printable(path) end
+
 -- adapter_config.json as PEFT writes it: sorted keys, defaults spelled out.
 local function peft_config(spec)
   local null, m, first, lora_spec = bs.json.null, spec.model, spec.adapters[1], spec.lora
@@ -167,7 +170,7 @@ local function peft_config(spec)
   local pattern = m.family.prefix(0):match("%.([^.]+)%.%d+%.$")
   if some and not pattern or not is_product(m, targets, layers, wrapped) then names, some = sorted(wrapped), false end
   return {
-    alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = spec.name, bias = "none",
+    alpha_pattern = alpha, auto_mapping = null, base_model_name_or_path = in_json(spec.name), bias = "none",
     exclude_modules = null, fan_in_fan_out = false, inference_mode = true, init_lora_weights = true,
     layer_replication = null, layers_pattern = some and pattern or null,
     layers_to_transform = some and chosen or null, loftq_config = {},

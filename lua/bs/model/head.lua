@@ -2,6 +2,7 @@
 --- Which tensor the head is. A tied head is the embedding: one that is stored as well must be equal to it, or what was
 -- trained would be dropped. A head that is not tied must be stored.
 local bs = require "bs"
+local files = require "bs.settings.files"
 local checkpoint = require "bs.model.checkpoint"
 local unread = require "bs.model.unread"
 
@@ -37,8 +38,8 @@ end
 -- A row in which both differ, or nil: the first one where all are compared. Bits are compared where the dtypes are the
 -- same.
 local function differing(embed, own, full)
-  local a <close> = assert(io.open(embed.path, "rb"))
-  local b <close> = assert(io.open(own.path, "rb"))
+  local a <close> = files.open(embed.path)
+  local b <close> = files.open(own.path)
   local n, as_f32 = own.dims[1], embed.dtype ~= own.dtype
   local function same(first, k)
     return rows_of(a, embed, first, k, as_f32) == rows_of(b, own, first, k, as_f32)

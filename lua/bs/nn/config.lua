@@ -20,8 +20,17 @@ end
 --- Is a value there? null counts as absent.
 function config.present(v) return v ~= nil and v ~= bs.json.null end
 
---- A value as messages show it.
-function config.shown(v) return type(v) == "table" and bs.json.encode(reads.plain(v)) or tostring(v) end
+local MOST_SHOWN <const> = 200 -- bytes
+
+--- A value as messages show it: what is long is cut.
+function config.shown(v)
+  local text = tostring(v)
+  if type(v) == "table" then
+    local ok, json = pcall(bs.json.encode, reads.plain(v)) -- not where a text in it is no UTF-8
+    text = ok and json or v[1] ~= nil and "a list" or "an object"
+  end
+  return #text > MOST_SHOWN and text:sub(1, MOST_SHOWN) .. "..." or text
+end
 
 --- End: a key has a value that is not expected.
 function config.wrong(key, v, expected)

@@ -7,14 +7,18 @@ local reads = require "bs.nn.reads"
 local rope = {}
 local present, shown, listed, wrong = config.present, config.shown, config.listed, config.wrong
 local MAX_HEAD_DIM <const> = 65536
+local OLD <const> = "original_max_position_embeddings"
 
 local function f32(v) return (string.unpack("<f", string.pack("<f", v))) end
 
-local function number(spec, name, key)
-  if type(spec[name]) ~= "number" or spec[name] <= 0 then
-    bs.fail("error", "config.json: rope type '%s' needs the positive number '%s'", spec.type, key or name)
+-- key: its name in config.json; above: what it must be larger than, 0 where nothing is said.
+local function number(spec, name, key, above)
+  local v = spec[name]
+  if type(v) ~= "number" or not (v > (above or 0) and v < math.huge) then
+    bs.fail("error", "config.json: rope type '%s' needs the positive number '%s'%s; it is %s", spec.type, key or name,
+      above and (", above %g"):format(above) or "", shown(v))
   end
-  return spec[name]
+  return v
 end
 
 local kinds = {}
@@ -28,8 +32,9 @@ function kinds.linear(spec, f)
 end
 
 function kinds.llama3(spec, f)
-  local factor, old = number(spec, "factor"), number(spec, "old")
-  local low, high = number(spec, "low", "low_freq_factor"), number(spec, "high", "high_freq_factor")
+  local factor, old = number(spec, "factor"), number(spec, "old", OLD)
+  local low = number(spec, "low", "low_freq_factor")
+  local high = number(spec, "high", "high_freq_factor", low)
   for j = 1, #f do
     local wave = 2 * math.pi / f[j]
     if wave > old / low then
@@ -43,10 +48,11 @@ function kinds.llama3(spec, f)
 end
 
 function kinds.yarn(spec, f)
-  local old, dim, base = number(spec, "old"), spec.dim, spec.theta
-  local factor = spec.factor or spec.max_position / old
+  local old, dim = number(spec, "old", OLD), spec.dim
+  local base = number(spec, "theta", "rope_theta", 1) -- its logarithm divides
+  local factor = spec.factor and number(spec, "factor") or spec.max_position / old
   local function corr(r) return dim * math.log(old / (2 * math.pi * r)) / (2 * math.log(base)) end
-  local low, high = corr(spec.beta_fast), corr(spec.beta_slow)
+  local low, high = corr(number(spec, "beta_fast")), corr(number(spec, "beta_slow"))
   if spec.truncate then low, high = math.floor(low), math.ceil(high) end
   low, high = math.max(low, 0), math.min(high, dim - 1)
   if low == high then high = high + 0.001 end
@@ -66,13 +72,13 @@ end
 -- Two lists of divisors: for forwards whose longest row has up to `old` tokens, and for longer ones. The
 -- factor of cos and sin is the same for both (Ding et al. 2024).
 function kinds.longrope(spec, f, longest)
-  local old, name = number(spec, "old"), longest > spec.old and "long_factor" or "short_factor"
+  local old, name = number(spec, "old", OLD, 1), longest > spec.old and "long_factor" or "short_factor"
   local by = spec[name]
   if type(by) ~= "table" or #by ~= #f then
     bs.fail("error", "config.json: rope type 'longrope' needs the list '%s' of %d numbers", name, #f)
   end
   for j = 1, #f do
-    if type(by[j]) ~= "number" or by[j] <= 0 then
+    if type(by[j]) ~= "number" or not (by[j] > 0 and by[j] < math.huge) then
       bs.fail("error", "config.json: entry %d of '%s' is %s; a positive number is expected", j, name, tostring(by[j]))
     end
     f[j] = f[j] / by[j]
@@ -116,7 +122,15 @@ function rope.inv_freq(spec, longest)
     for name in pairs(kinds) do names[#names + 1] = name end
     bs.fail("error", "config.json: rope type '%s' is not supported; known: %s", shown(spec.type), listed(names))
   end
-  return kind(spec, f, longest or 1)
+  local frequencies, scale = kind(spec, f, longest or 1)
+  for j = 0, #frequencies do
+    local v = j == 0 and scale or frequencies[j]
+    if not (v >= 0 and v < math.huge) then
+      bs.fail("error", "config.json: rope type '%s' gives the %s %g; its numbers cannot be meant", spec.type,
+        j == 0 and "factor" or "frequency", v)
+    end
+  end
+  return frequencies, scale
 end
 
 -- Keys of `rope_scaling` or `rope_parameters` that every type has, and those that one reads besides.

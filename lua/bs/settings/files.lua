@@ -19,6 +19,13 @@ function files.open(path)
   return file
 end
 
+--- file:seek of an open file; returns the place. path names it in the message.
+function files.seek(file, path, whence, offset)
+  local at, message = file:seek(whence, offset)
+  if not at then exit.fail("error", "%s: %s", path, message) end
+  return at
+end
+
 --- End the script unless a file can be read, before work that takes long. where: whose setting it is, "data=".
 function files.check(where, path)
   local file, message = core.open_file(path)

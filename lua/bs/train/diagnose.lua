@@ -36,7 +36,7 @@ end
 local function finite_in_file(path, t)
   local file <close> = files.open(path)
   local left, per = t.bytes, bs.array.new(t.dtype, { 1 }):bytes()
-  file:seek("set", t.offset)
+  files.seek(file, path, "set", t.offset)
   while left > 0 do
     local bytes = file:read(math.min(left, PIECE))
     if not bytes then bs.fail("error", "%s ends inside tensor '%s'", path, t.name) end
