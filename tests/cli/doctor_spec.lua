@@ -102,7 +102,7 @@ describe("--doctor", function()
 
   it("refuses bad words with status 2", function()
     for words, text in pairs {
-      nonsense = "not of the form key=value", ["jsom=x"] = "did you mean json", ["size=3"] = "at least",
+      nonsense = "not of the form key=value", ["jsom=x"] = "did you mean json", ["size=3"] = "1.04858e+06 to",
       ["dir=/nowhere"] = "dir=/nowhere: not a folder", ["-x"] = "not of the form",
     } do
       local code, out, err = doctor(words)

@@ -88,8 +88,10 @@ describe("a file that is none", function()
         os.execute(("rm -f '%s/%s'; ln -s '%s' '%s/%s'"):format(dir, name, special, dir, name))
         ends(train { "model=" .. dir }, EITHER)
         ends({ "recipes/generate.lua", "model=" .. dir, "prompt=a", "max_new=1" }, EITHER)
-        ends({ "recipes/merge.lua", "model=" .. dir, "adapter=" .. adapter, "out=" .. root .. "/merged",
-          "overwrite=true" }, EITHER)
+        if special == specials[1] then -- what is copied is slow to be on the disk
+          ends({ "recipes/merge.lua", "model=" .. dir, "adapter=" .. adapter, "out=" .. root .. "/merged",
+            "overwrite=true" }, EITHER)
+        end
       end
     end
   end)

@@ -12,7 +12,7 @@ local MIB <const>, FILE <const> = 1 << 20, 64 << 20
 
 doctor.settings = {
   dir = { ".", "folder whose disk is read; its *.safetensors, else files that are made and removed" },
-  size = { 256 * MIB, "bytes that are read at most", MIB },
+  size = { 256 * MIB, "bytes that are read at most", MIB, 64 << 30 },
   json = { "", "file for all of it" },
 }
 
