@@ -59,4 +59,4 @@ if not rows then bs.fail(status, "%s", message) end
 say("%s: %s", cfg.data, rows:describe())
 local start = bs.now()
 local loss = loop.evaluate(j, rows)
-say("loss %.4f, perplexity %.2f, in %.1f s", loss, math.exp(loss), bs.now() - start)
+bs.result(("loss %.4f, perplexity %.2f, in %.1f s\n"):format(loss, math.exp(loss), bs.now() - start))
