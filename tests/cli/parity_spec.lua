@@ -147,14 +147,14 @@ describe("parity", function()
 end)
 
 describe("gradients of fused experts", function()
-  local dir = out .. "/fused"
+  local dir, file = out .. "/fused", out .. "/fused/fused_gate.lua"
   local names = { "gate_proj", "up_proj", "down_proj" }
   local config = tiny.soft_gate_config { model_type = "fused_gate" }
 
   -- A family whose experts have the usual names, as a user's file.
   setup(function()
     bs.mkdir(dir)
-    bs.write_file(dir .. "/fused_gate.lua", [[
+    bs.write_file(file, [[
       local nn, M, stages = require "bs.nn", {}, {}
       for key, value in pairs(require "soft_gate") do M[key] = value end
       for key, value in pairs(M.stages) do stages[key] = value end
@@ -171,8 +171,7 @@ describe("gradients of fused experts", function()
         return nn.row_scale(w.down_proj(nn.glu(w.gate_proj(u), w.up_proj(u), "silu")), r, e + 1)
       end
       return M]])
-    package.path = dir .. "/?.lua;" .. package.path
-    tiny.checkpoint(dir, require "fused_gate", config)
+    tiny.checkpoint(dir, dofile(file), config)
   end)
 
   -- Numbers of the parts of each expert in a row.
@@ -189,7 +188,7 @@ describe("gradients of fused experts", function()
   end
 
   local function reference(gate_up)
-    local j <close> = job.new { model = dir, trainable = "base", micro_tokens = 24 }
+    local j <close> = job.new { model = dir, family = file, trainable = "base", micro_tokens = 24 }
     local ids, arrays = { 5, 6, 7, 8, 9, 10 }, {}
     j:step({ { row_len = { 6 }, ids = ids, labels = ids } }, { apply = false })
     local ours = j:gradients()
@@ -207,8 +206,7 @@ describe("gradients of fused experts", function()
     for _, name in ipairs { "input_ids", "labels" } do arrays[name] = bs.array.new("i64", { 1, 6 }, ids) end
     arrays.attention_mask = bs.array.new("i64", { 1, 6 }, { 1, 1, 1, 1, 1, 1 })
     bs.safetensors.write(dir .. "/reference.safetensors", arrays)
-    return run(dir, "home=disk", dir .. "/reference.safetensors",
-      ("LUA_PATH='%s/?.lua;tests/support/?.lua;;'"):format(dir))
+    return run(dir, "home=disk family=" .. file, dir .. "/reference.safetensors", "LUA_PATH='tests/support/?.lua;;'")
   end
 
   it("are held against those of each expert", function()
