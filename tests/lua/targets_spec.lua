@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Which linears an adapter is of: what `targets` name, with every family, and that what trains is also saved.
-package.path = "tests/support/?.lua;" .. package.path
+package.path = require("bs").real_path "tests/support" .. "/?.lua;" .. package.path
 local bs = require "bs"
 local job = require "bs.job"
 local soft_gate = require "soft_gate"
