@@ -90,6 +90,55 @@ static void bench_gemm(bs_dtype dtype, bs_dtype out, int64_t M, int64_t N, int64
            s * 1e3, 2.0 * (double)M * (double)N * (double)K / s * 1e-12);
 }
 
+static int64_t group_rows;
+enum { EXPERTS = 128 };
+
+/* As many rows each, but for three that give some of theirs to the next. */
+static void set_offsets(bsi_mem *host, const size_t *at)
+{
+    int32_t *offset = (int32_t *)((char *)host->host + at[3]);
+    for (int64_t e = 0; e <= EXPERTS; e++)
+        offset[e] = (int32_t)(e * group_rows - (e % 40 == 20 ? 3 : 0));
+}
+
+static void bench_gemm_grouped(const char *model, int64_t K, int64_t N, int64_t rows, int64_t tb)
+{
+    const int64_t M = EXPERTS * rows;
+    const size_t bytes[] = {(size_t)(M * K) * 2, (size_t)(EXPERTS * K * N) * 2, (size_t)(M * N) * 2,
+                            (EXPERTS + 1) * 4};
+    const uint8_t mode[] = {R, R, RW, R};
+    const int64_t n[BSK_MAX_DIMS] = {EXPERTS, tb, M, N, K, K * N};
+    const double f[BSK_MAX_SCALARS] = {0.0};
+    if (!strstr("gemm_grouped", only))
+        return;
+    group_rows = rows;
+    double s = seconds("gemm_grouped", BSK_GEMM_GROUPED, BS_DTYPE_BF16, BS_DTYPE_BF16, 4, bytes, mode,
+                       n, f, set_offsets);
+    printf("bench gemm_grouped %s K=%lld N=%lld %s, %d x %lld rows: %.3f ms %.1f TFLOP/s\n", model,
+           (long long)K, (long long)N, tb ? "T" : "N", (int)EXPERTS, (long long)rows, s * 1e3,
+           2.0 * (double)M * (double)N * (double)K / s * 1e-12);
+}
+
+static void bench_experts(void)
+{
+    static const struct {
+        const char *model;
+        int64_t channels, hidden;
+    } sizes[] = {{"qwen3-30b", 2048, 768}, {"gpt-oss", 2880, 2880}, {"glm-air", 4096, 1408}};
+    static const int64_t rows[] = {128, 512, 2048};
+    for (size_t s = 0; s < BSI_COUNT(sizes); s++)
+        for (size_t r = 0; r < BSI_COUNT(rows); r++) {
+            int64_t C = sizes[s].channels, H = sizes[s].hidden;
+            if (s > 0 && r != 1)
+                continue;
+            bench_gemm_grouped(sizes[s].model, C, 2 * H, rows[r],
+                               1); /* gate_up, its dX, down, its dX */
+            bench_gemm_grouped(sizes[s].model, 2 * H, C, rows[r], 0);
+            bench_gemm_grouped(sizes[s].model, H, C, rows[r], 1);
+            bench_gemm_grouped(sizes[s].model, C, H, rows[r], 0);
+        }
+}
+
 static int64_t bench_rows, bench_tokens;
 static int position_arg; /* of the operands, the positions of tokens; 0: none */
 
@@ -252,6 +301,104 @@ static void bench_indexed(bs_dtype d)
            (double)(tile[0] + tile[6]) / s * 1e-9);
 }
 
+enum { ROUTED = 32768, CHOSEN = 8, ENTRIES = ROUTED * CHOSEN };
+
+/* Experts of each row's choices in the order of their numbers. */
+static void set_experts(void *operand)
+{
+    int32_t *id = operand;
+    for (int64_t i = 0; i < ENTRIES; i++)
+        id[i] =
+            (int32_t)(i % CHOSEN * (EXPERTS / CHOSEN) + i / CHOSEN * 7919 % 4093 % (EXPERTS / CHOSEN));
+}
+
+static void set_sorted(bsi_mem *host, const size_t *at)
+{
+    set_experts((char *)host->host + at[0]);
+}
+
+static void set_chosen(bsi_mem *host, const size_t *at)
+{
+    set_experts((char *)host->host + at[1]);
+}
+
+/* order, or place, at[1]: that of the experts of set_experts */
+static void set_order(bsi_mem *host, const size_t *at, bool inverse)
+{
+    int32_t *to = (int32_t *)((char *)host->host + at[1]), *id = calloc(ENTRIES, sizeof *id), next = 0;
+    if (!id)
+        exit(1);
+    set_experts(id);
+    for (int32_t e = 0; e < EXPERTS; e++)
+        for (int32_t i = e / (EXPERTS / CHOSEN); i < ENTRIES; i += CHOSEN)
+            if (id[i] == e) {
+                to[inverse ? i : next] = inverse ? next : i;
+                next++;
+            }
+    free(id);
+}
+
+static void set_taken(bsi_mem *host, const size_t *at)
+{
+    set_order(host, at, false);
+}
+
+static void set_summed(bsi_mem *host, const size_t *at)
+{
+    set_order(host, at, true);
+}
+
+/* A memory-bound kernel whose indices are prepared; moved: bytes in and out of memory. */
+static void bench_routed(const char *name, bsk_op op, bs_dtype d, int count, const size_t *bytes,
+                         const uint8_t *mode, const int64_t *n, size_t moved,
+                         void (*prepare)(bsi_mem *, const size_t *))
+{
+    if (!strstr(name, only))
+        return;
+    double s =
+        seconds(name, op, d, d, count, bytes, mode, n, (double[BSK_MAX_SCALARS]){1.702, 7.0}, prepare);
+    printf("bench %s %s: %.4f ms %.0f GB/s\n", name, bs_dtype_name(d), s * 1e3,
+           (double)moved / s * 1e-9);
+}
+
+static void bench_routing(bs_dtype d)
+{
+    const int64_t C = 2048, H = 2880;
+    size_t e = bs_dtype_size(d), z = ROUTED * EXPERTS * e, w = ENTRIES * e, id = ENTRIES * 4,
+           offset = (EXPERTS + 1) * 4, x = (size_t)(ROUTED * C) * e, y = (size_t)(ENTRIES * C) * e,
+           sum = (size_t)(ROUTED * C) * 4, gate = (size_t)(ROUTED * H) * e;
+    bench_routed(
+        "route 32768x128 k=8", BSK_ROUTE, d, 4, (size_t[]){z, 0, w, id}, (uint8_t[]){R, R, W, W},
+        (int64_t[BSK_MAX_DIMS]){ROUTED, EXPERTS, CHOSEN, BSK_ROUTE_SOFTMAX, 1, 1, 1}, z + w + id, NULL);
+    bench_routed("route 32768x128 k=8 biased", BSK_ROUTE, d, 4, (size_t[]){z, EXPERTS * 4, w, id},
+                 (uint8_t[]){R, R, W, W},
+                 (int64_t[BSK_MAX_DIMS]){ROUTED, EXPERTS, CHOSEN, BSK_ROUTE_SIGMOID, 8, 4, 1},
+                 z + w + id, NULL);
+    bench_routed("route_bwd 32768x128 k=8", BSK_ROUTE_BWD, d, 4, (size_t[]){z, id, w, z},
+                 (uint8_t[]){R, R, R, W},
+                 (int64_t[BSK_MAX_DIMS]){ROUTED, EXPERTS, CHOSEN, BSK_ROUTE_SOFTMAX, 0, 0, 1},
+                 2 * z + w + id, set_chosen);
+    bench_routed("sort_rows 262144 of 128", BSK_SORT_ROWS, d, 5,
+                 (size_t[]){id, id, id, offset, bsk_sort_scratch(ENTRIES, EXPERTS)},
+                 (uint8_t[]){R, W, W, W, W}, (int64_t[BSK_MAX_DIMS]){ENTRIES, EXPERTS}, 3 * id,
+                 set_sorted);
+    bench_routed("take_rows 262144x2048", BSK_TAKE_ROWS, d, 3, (size_t[]){x, id, y},
+                 (uint8_t[]){R, R, W}, (int64_t[BSK_MAX_DIMS]){ENTRIES, C, CHOSEN, ROUTED, 0}, 2 * y,
+                 set_taken);
+    bench_routed(
+        "sum_rows 32768x2048 k=8", BSK_SUM_ROWS, d, 3, (size_t[]){y, id, sum}, (uint8_t[]){R, R, RW},
+        (int64_t[BSK_MAX_DIMS]){ROUTED, C, CHOSEN, 0, ENTRIES, ROUTED, 0}, y + 2 * sum, set_summed);
+    bench_routed("sum_rows window of an eighth", BSK_SUM_ROWS, d, 3, (size_t[]){y / 8, id, sum},
+                 (uint8_t[]){R, R, RW},
+                 (int64_t[BSK_MAX_DIMS]){ROUTED, C, CHOSEN, ENTRIES / 2, ENTRIES / 8, ROUTED, 0},
+                 y / 8 + 2 * sum, set_summed);
+    bench_routed("glu_clamped 32768x2880", BSK_GLU_CLAMPED, d, 2, (size_t[]){2 * gate, gate},
+                 (uint8_t[]){R, W}, (int64_t[BSK_MAX_DIMS]){ROUTED, H}, 3 * gate, NULL);
+    bench_routed("glu_clamped_bwd 32768x2880", BSK_GLU_CLAMPED_BWD, d, 3,
+                 (size_t[]){2 * gate, gate, 2 * gate}, (uint8_t[]){R, R, W},
+                 (int64_t[BSK_MAX_DIMS]){ROUTED, H}, 5 * gate, NULL);
+}
+
 static void bench_flat(void)
 {
     const double f[BSK_MAX_SCALARS] = {1e-5};
@@ -280,11 +427,13 @@ static void bench_all(void)
     bench_gemm(BS_DTYPE_BF16, BS_DTYPE_F32, 4096, 4096, 8192, 1, 0);
     bench_gemm(BS_DTYPE_BF16, BS_DTYPE_BF16, 8192, 16, 4096, 0, 1);
     bench_gemm(BS_DTYPE_F32, BS_DTYPE_F32, 4096, 4096, 4096, 0, 1);
+    bench_experts();
     for (int v = 0; v < 2; v++) {
         bs_dtype d = v ? BS_DTYPE_F32 : BS_DTYPE_BF16;
         bench_norms(d);
         bench_elementwise(d);
         bench_indexed(d);
+        bench_routing(d);
     }
     bench_flat();
 }

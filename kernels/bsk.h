@@ -33,13 +33,23 @@
 ** op                 p[] (r: read, w: written, rw)                                     n[] ; f[]
 */
 typedef enum bsk_op {
-    BSK_GEMM,        /* A ar, B ar, C orw, D or|absent ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta
+    BSK_GEMM,         /* A ar, B ar, C orw, D or|absent ; ta, tb, M, N, K, lda, ldb, ldc ; alpha, beta
                          (C = alpha op(A) op(B) + beta D; D, laid out like C and no part of it, absent: C) */
-    BSK_EXPAND,      /* src r, dst ow           ; bs_dtype of src, N ; scale */
-    BSK_BIAS,        /* y arw, b ar             ; T, C            (y += b) */
-    BSK_COLSUM,      /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
-    BSK_RMSNORM,     /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
-    BSK_RMSNORM_BWD, /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
+    BSK_GEMM_GROUPED, /* A ar, B ar, C orw, offset r(i32) ; E, tb, M, N, K, stride, begin ; beta
+                         (rows [o(e), o(e+1)) of C [M,N] = those rows of A [M,K] times op(B_e), + beta C, where
+                         o(e) is offset[e] - begin, brought into [0, M]; B_e is [N,K] with tb, else [K,N], and
+                         begins `stride` elements after B_(e-1); offset [E+1] never falls; all other rows of
+                         C stay) */
+    BSK_EXPAND,       /* src r, dst ow           ; bs_dtype of src, N ; scale */
+    BSK_EXPAND_MXFP4, /* blocks r(u8), scales r(u8), dst ow ; N
+                         (OCP MX: 32 values a group, byte i of its 16 holds values 2i (low nibble) and 2i+1 as e2m1,
+                         times 2^(scale - 127)) */
+    BSK_BIAS,         /* y arw, b ar             ; T, C            (y += b) */
+    BSK_BIAS_GROUPED, /* y arw, b ar, offset r(i32) ; E, T, C, stride, begin
+                         (as BSK_GEMM_GROUPED: rows of expert e += b_e, `stride` elements after b_(e-1)) */
+    BSK_COLSUM,       /* x ar, sum rw            ; T, C            (sum += column sums, f64 inside) */
+    BSK_RMSNORM,      /* x ar, w ar, y aw, rstd w ; T, C, one_plus ; eps */
+    BSK_RMSNORM_BWD,  /* x ar, w ar, rstd r, dy ar, dx arw, dw rw|absent ; T, C, one_plus, beta */
     BSK_LAYERNORM, /* x ar, w ar, b ar, y aw, stats w ; T, C ; eps   (stats [T,2]: mean, 1/deviation) */
     BSK_LAYERNORM_BWD, /* x ar, w ar, stats r, dy ar, dx arw, dw rw|absent, db rw|absent ; T, C, beta */
     BSK_ROPE,          /* x ar, pos r(i32), freq r, y aw ; T, H, D, n_freq, style, inverse ; scaling */
@@ -62,6 +72,10 @@ typedef enum bsk_op {
                          scratch: bsk_attention_scratch of the capacity) */
     BSK_GLU,             /* g ar, u ar, y aw        ; N, act */
     BSK_GLU_BWD,         /* g ar, u ar, dy ar, dg aw, du aw ; N, act */
+    BSK_GLU_CLAMPED,     /* x ar, y aw              ; T, H ; alpha, limit
+                         (x [T,2H]: g at 2j, u at 2j+1, g at most limit, u in [-limit, limit];
+                         y [T,H] = (u + 1) * g * sigmoid(alpha * g)) */
+    BSK_GLU_CLAMPED_BWD, /* x ar, dy ar, dx aw      ; T, H ; alpha, limit   (zero beyond the limits) */
     BSK_ACT,             /* x ar, y aw              ; N, act */
     BSK_ACT_BWD,         /* x ar, dy ar, dx aw      ; N, act */
     BSK_ADD,             /* a ar, b ar, y aw        ; N */
@@ -76,18 +90,36 @@ typedef enum bsk_op {
     BSK_ROW_SCALE_BWD, /* x ar, g ar, dy ar, dx aw, dg aw ; T, C, columns of g, column (dg zero elsewhere) */
     BSK_GATHER_ROWS, /* x ar, index r(i32), y aw ; n, C */
     BSK_SCATTER_ROWS, /* dy ar, index r(i32), dx orw ; n, C ; s      (dx[index[i]] += s*dy[i], i in order) */
-    BSK_DROPOUT,      /* x ar, row r(i32), pos r(i32), y aw ; T, C, key0, key1, step ; probability
+    BSK_ROUTE,     /* z ar, bias r|absent, w aw, id w(i32) ; T, E, k, kind, groups, kept, renorm ; scale
+                         (k of the E experts of each row, by the largest s + bias, of equal ones the first, in
+                         the order of their numbers: id [T,k]; w [T,k] their s, with renorm over the sum of them,
+                         times scale. s by kind (bsk_route). Without a bias, which s never falls in, z itself is
+                         compared: exact on every device. With groups > 1 only experts of the `kept` groups
+                         count whose two largest s + bias have the largest sum. NaN counts as the largest, so
+                         that it is seen in w) */
+    BSK_ROUTE_BWD, /* z ar, id r(i32), dw ar, dz aw ; T, E, k, kind, 0, 0, renorm ; scale */
+    BSK_SORT_ROWS, /* id r(i32), order w(i32), place w(i32), offset w(i32), scratch w ; n, E
+                         (counting sort, stable: entry order[i] of id [n] is the i-th; place is the inverse;
+                         expert e begins at offset[e], offset [E+1]. Entries outside [0, E) are left out: their
+                         place is -1, and so is what is left of order. scratch: bsk_sort_scratch) */
+    BSK_TAKE_ROWS, /* x ar, order r(i32), y aw ; n, C, k, rows, stride
+                         (y[i] = row r of x, r = order[i] / k, or zero where order[i] < 0; x has pieces of
+                         `rows` rows, `stride` elements from one to the next) */
+    BSK_SUM_ROWS,  /* y ar, place r(i32), sum rw ; R, C, k, begin, n, rows, stride
+                         (sum[r] += y[p] for p = place[r*k+i] - begin in [0, n), i in order; sum lies as x of
+                         BSK_TAKE_ROWS does) */
+    BSK_DROPOUT,   /* x ar, row r(i32), pos r(i32), y aw ; T, C, key0, key1, step ; probability
                          (element zeroed when uniform < probability, else divided by 1-probability;
                          counter = (step, row id, position, channel/4), word channel%4) */
-    BSK_HEAD_TILE,    /* logits r, label r(i32), m rw, s rw, ly rw, factor w, P aw
+    BSK_HEAD_TILE, /* logits r, label r(i32), m rw, s rw, ly rw, factor w, P aw
                          ; T, V, first, softcap_on ; softcap
                          (online softmax of a tile with the label's column left out; P = exp(l - m) times
                          the cap's derivative, in place of the logits when it has their address; factor[t]
                          rescales earlier sums) */
-    BSK_HEAD_PICK,    /* w ar, label r(i32), ly r, wy rw ; T, C, first, V, softcap_on ; softcap
+    BSK_HEAD_PICK, /* w ar, label r(i32), ly r, wy rw ; T, C, first, V, softcap_on ; softcap
                          (wy[t] = W[label - first] where the tile holds the label, times the cap's
                          derivative at ly) */
-    BSK_ROW_MUL,      /* x rw, factor r          ; T, C            (rows scaled in place) */
+    BSK_ROW_MUL,   /* x rw, factor r          ; T, C            (rows scaled in place) */
     BSK_HEAD_FINISH,  /* m r, s r, ly r, acc r|absent, wy r|absent, loss w(f32 per row), dx aw|absent
                          ; T, C ; 1/count
                          d = log(s)+m-ly, loss = softplus(d), q = sigmoid(d), dx = q*(acc/s - wy)/count */
@@ -104,6 +136,9 @@ typedef enum bsk_op {
 } bsk_op;
 
 typedef enum bsk_act { BSK_SILU, BSK_GELU_TANH, BSK_GELU_ERF, BSK_RELU } bsk_act;
+enum { BSK_ROUTE_EXPERTS = 1024 }; /* of a layer at most */
+/* softmax over all; sigmoid; softmax over those that are chosen (by z) */
+typedef enum bsk_route { BSK_ROUTE_SOFTMAX, BSK_ROUTE_SIGMOID, BSK_ROUTE_CHOSEN } bsk_route;
 typedef enum bsk_rope_style { BSK_ROPE_HALF, BSK_ROPE_INTERLEAVED } bsk_rope_style;
 
 /* Runs fn(arg, i) for i in [0, n) on the threads of the compute queue; returns when all are done. */
@@ -138,6 +173,8 @@ const char *bsk_cpu_gemm_name(void);
 
 /* Bytes of the scratch operand: a function of shapes and capacity only (never of threads). */
 size_t bsk_attention_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D);
+size_t bsk_sort_scratch(int64_t n, int64_t E);
+enum { BSK_SORT_CHUNK = 2048 }; /* entries whose experts are counted together there */
 size_t bsk_attention_bwd_scratch(int64_t capacity, int64_t H, int64_t K, int64_t D);
 
 /* ---- typed CPU functions: the specification, tested directly --------------------------------------------- */
@@ -151,6 +188,17 @@ void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t 
 void bsk_gemm_plain_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha,
                         const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                         int64_t ldc);
+/* Groups of rows, each by a matrix of its own: see BSK_GEMM_GROUPED. */
+typedef struct bsk_grouped {
+    bool tb;
+    int64_t E, M, N, K, stride, begin;
+    float beta;
+    const int32_t *offset; /* [E+1] */
+} bsk_grouped;
+void bsk_bias_grouped_f32(bsk_par *par, const bsk_grouped *g, float *y, const float *b);
+void bsk_gemm_grouped_f32(bsk_par *par, const bsk_grouped *g, const float *A, const float *B, float *C);
+void bsk_expand_mxfp4(bsk_par *par, int out, const uint8_t *blocks, const uint8_t *scales, void *dst,
+                      int64_t N);
 void bsk_expand_f32(bsk_par *par, int dtype, const void *src, float *dst, int64_t N, float scale);
 /* The same rounded to bf16, nearest even. */
 void bsk_expand_bf16(bsk_par *par, int dtype, const void *src, uint16_t *dst, int64_t N, float scale);

@@ -114,6 +114,62 @@ void bsk_glu_bwd_f32(bsk_par *par, const float *g, const float *u, const float *
     bsk_chunks(par, N, 3, glu_bwd_body, &p);
 }
 
+/* x: gates and ups in turn; y: what is written. */
+struct clamped {
+    const float *x, *dy;
+    float *y, alpha, limit;
+};
+
+/* NaN stays NaN. */
+BSK_INLINE float at_most(float x, float limit)
+{
+    return x > limit ? limit : x;
+}
+
+BSK_INLINE float at_least(float x, float limit)
+{
+    return x < limit ? limit : x;
+}
+
+BSK_WIDE static void glu_clamped_body(const void *arg, int64_t first, int64_t end)
+{
+    const struct clamped *p = arg;
+    const float *x = p->x;
+    float *y = p->y, alpha = p->alpha, limit = p->limit;
+    for (int64_t i = first; i < end; i++) {
+        float g = at_most(x[2 * i], limit), u = at_least(at_most(x[2 * i + 1], limit), -limit);
+        y[i] = (u + 1.0f) * g * bsk_sigmoid(alpha * g);
+    }
+}
+
+void bsk_glu_clamped_f32(bsk_par *par, const float *x, float *y, int64_t N, float alpha, float limit)
+{
+    const struct clamped p = {.x = x, .y = y, .alpha = alpha, .limit = limit};
+    bsk_chunks(par, N, 3, glu_clamped_body, &p);
+}
+
+BSK_WIDE static void glu_clamped_bwd_body(const void *arg, int64_t first, int64_t end)
+{
+    const struct clamped *p = arg;
+    const float *x = p->x, *dy = p->dy;
+    float *dx = p->y, alpha = p->alpha, limit = p->limit;
+    for (int64_t i = first; i < end; i++) {
+        float gate = x[2 * i], up = x[2 * i + 1], d = dy[i];
+        float g = at_most(gate, limit), u = at_least(at_most(up, limit), -limit);
+        float s = bsk_sigmoid(alpha * g);
+        float dg = d * (u + 1.0f) * s * (1.0f + alpha * g * (1.0f - s)), du = d * g * s;
+        dx[2 * i] = gate > limit ? 0.0f : dg;
+        dx[2 * i + 1] = up > limit || up < -limit ? 0.0f : du;
+    }
+}
+
+void bsk_glu_clamped_bwd_f32(bsk_par *par, const float *x, const float *dy, float *dx, int64_t N,
+                             float alpha, float limit)
+{
+    const struct clamped p = {.x = x, .dy = dy, .y = dx, .alpha = alpha, .limit = limit};
+    bsk_chunks(par, N, 5, glu_clamped_bwd_body, &p);
+}
+
 BSK_WIDE static void act_body(const void *arg, int64_t first, int64_t end)
 {
     const struct args *p = arg;

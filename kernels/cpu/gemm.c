@@ -174,3 +174,41 @@ void bsk_gemm_f32(bsk_par *par, bool ta, bool tb, int64_t M, int64_t N, int64_t 
         cut(&g);
     par->run(par, tiles_of(&g), blas_task, &g);
 }
+
+static int64_t group_start(const bsk_grouped *g, int64_t e)
+{
+    return BSI_MIN(BSI_MAX(g->offset[e] - g->begin, 0), g->M);
+}
+
+void bsk_gemm_grouped_f32(bsk_par *par, const bsk_grouped *g, const float *A, const float *B, float *C)
+{
+    int64_t ldb = g->tb ? g->K : g->N;
+    for (int64_t e = 0; e < g->E; e++) {
+        int64_t first = group_start(g, e), rows = group_start(g, e + 1) - first;
+        bsk_gemm_f32(par, false, g->tb, rows, g->N, g->K, 1.0f, A + first * g->K, g->K,
+                     B + e * g->stride, ldb, g->beta, C + first * g->N, g->N);
+    }
+}
+
+struct grouped_bias {
+    const bsk_grouped *g;
+    float *y;
+    const float *b;
+};
+
+static void grouped_bias_body(const void *arg, int64_t first, int64_t end)
+{
+    const struct grouped_bias *p = arg;
+    const bsk_grouped *g = p->g;
+    for (int64_t e = 0; e < g->E; e++)
+        for (int64_t t = BSI_MAX(group_start(g, e), first); t < BSI_MIN(group_start(g, e + 1), end);
+             t++)
+            for (int64_t c = 0; c < g->N; c++)
+                p->y[t * g->N + c] += p->b[e * g->stride + c];
+}
+
+void bsk_bias_grouped_f32(bsk_par *par, const bsk_grouped *g, float *y, const float *b)
+{
+    const struct grouped_bias p = {g, y, b};
+    bsk_chunks(par, g->M, g->N, grouped_bias_body, &p);
+}

@@ -35,10 +35,36 @@ void bsk_dropout_f32(bsk_par *par, const float *x, const int32_t *row, const int
                      int64_t T, int64_t C, uint32_t key0, uint32_t key1, uint32_t step,
                      float probability);
 
+/* route.c */
+typedef struct bsk_routing {
+    int64_t E, k;
+    int kind; /* bsk_route */
+    int64_t groups, kept;
+    bool renorm;
+    float scale;
+} bsk_routing;
+void bsk_route_f32(bsk_par *par, const bsk_routing *r, const float *z, const float *bias, float *w,
+                   int32_t *id, int64_t T);
+void bsk_route_bwd_f32(bsk_par *par, const bsk_routing *r, const float *z, const int32_t *id,
+                       const float *dw, float *dz, int64_t T);
+void bsk_sort_rows(const int32_t *id, int32_t *order, int32_t *place, int32_t *offset, int64_t n,
+                   int64_t E);
+void bsk_take_rows_f32(bsk_par *par, const float *x, const int32_t *order, float *y, int64_t n,
+                       int64_t C, int64_t k, int64_t rows, int64_t stride);
+typedef struct bsk_pieces {
+    int64_t k, begin, n, rows, stride;
+} bsk_pieces;
+void bsk_sum_rows_f32(bsk_par *par, const float *y, const int32_t *place, float *sum, int64_t R,
+                      int64_t C, const bsk_pieces *to);
+
 /* elementwise.c */
 void bsk_glu_f32(bsk_par *par, const float *g, const float *u, float *y, int64_t N, int act);
 void bsk_glu_bwd_f32(bsk_par *par, const float *g, const float *u, const float *dy, float *dg,
                      float *du, int64_t N, int act);
+/* N: T * H, elements of y */
+void bsk_glu_clamped_f32(bsk_par *par, const float *x, float *y, int64_t N, float alpha, float limit);
+void bsk_glu_clamped_bwd_f32(bsk_par *par, const float *x, const float *dy, float *dx, int64_t N,
+                             float alpha, float limit);
 void bsk_activation_f32(bsk_par *par, const float *x, float *y, int64_t N, int act);
 void bsk_activation_bwd_f32(bsk_par *par, const float *x, const float *dy, float *dx, int64_t N,
                             int act);

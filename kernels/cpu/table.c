@@ -21,6 +21,21 @@ static void gemm(const bsk_call *c)
                  P(2), N(7));
 }
 
+static void gemm_grouped(const bsk_call *c)
+{
+    const bsk_grouped g = {
+        N(1) != 0, N(0), N(2), N(3), N(4), N(5), N(6), F(0), P(3),
+    };
+    bsk_gemm_grouped_f32(c->par, &g, P(0), P(1), P(2));
+}
+
+static void bias_grouped(const bsk_call *c)
+{
+    const bsk_grouped g = {
+        .E = N(0), .M = N(1), .N = N(2), .stride = N(3), .begin = N(4), .offset = P(2)};
+    bsk_bias_grouped_f32(c->par, &g, P(0), P(1));
+}
+
 static void expand_to(const bsk_call *c, int dtype, const void *src, void *dst, int64_t n, float scale)
 {
     if (c->out == BS_DTYPE_BF16)
@@ -32,6 +47,11 @@ static void expand_to(const bsk_call *c, int dtype, const void *src, void *dst, 
 static void expand(const bsk_call *c)
 {
     expand_to(c, (int)N(0), P(0), P(1), N(1), F(0));
+}
+
+static void expand_mxfp4(const bsk_call *c)
+{
+    bsk_expand_mxfp4(c->par, c->out, P(0), P(1), P(2), N(0));
 }
 
 static void bias(const bsk_call *c)
@@ -154,6 +174,16 @@ static void glu_bwd(const bsk_call *c)
     bsk_glu_bwd_f32(c->par, P(0), P(1), P(2), P(3), P(4), N(0), (int)N(1));
 }
 
+static void glu_clamped(const bsk_call *c)
+{
+    bsk_glu_clamped_f32(c->par, P(0), P(1), N(0) * N(1), F(0), F(1));
+}
+
+static void glu_clamped_bwd(const bsk_call *c)
+{
+    bsk_glu_clamped_bwd_f32(c->par, P(0), P(1), P(2), N(0) * N(1), F(0), F(1));
+}
+
 static void act(const bsk_call *c)
 {
     bsk_activation_f32(c->par, P(0), P(1), N(0), (int)N(1));
@@ -224,6 +254,39 @@ static void scatter_rows(const bsk_call *c)
     bsk_scatter_rows_f32(c->par, P(0), P(1), P(2), N(0), N(1), F(0));
 }
 
+static bsk_routing routing(const bsk_call *c)
+{
+    return (bsk_routing){N(1), N(2), (int)N(3), N(4), N(5), N(6) != 0, F(0)};
+}
+
+static void route(const bsk_call *c)
+{
+    const bsk_routing r = routing(c);
+    bsk_route_f32(c->par, &r, P(0), P(1), P(2), P(3), N(0));
+}
+
+static void route_bwd(const bsk_call *c)
+{
+    const bsk_routing r = routing(c);
+    bsk_route_bwd_f32(c->par, &r, P(0), P(1), P(2), P(3), N(0));
+}
+
+static void sort_rows(const bsk_call *c)
+{
+    bsk_sort_rows(P(0), P(1), P(2), P(3), N(0), N(1));
+}
+
+static void take_rows(const bsk_call *c)
+{
+    bsk_take_rows_f32(c->par, P(0), P(1), P(2), N(0), N(1), N(2), N(3), N(4));
+}
+
+static void sum_rows(const bsk_call *c)
+{
+    const bsk_pieces to = {N(2), N(3), N(4), N(5), N(6)};
+    bsk_sum_rows_f32(c->par, P(0), P(1), P(2), N(0), N(1), &to);
+}
+
 static void dropout(const bsk_call *c)
 {
     bsk_dropout_f32(c->par, P(0), P(1), P(2), P(3), N(0), N(1), (uint32_t)N(2), (uint32_t)N(3),
@@ -281,8 +344,11 @@ static void adamw(const bsk_call *c)
 
 const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_GEMM] = {"gemm", gemm},
+    [BSK_GEMM_GROUPED] = {"gemm_grouped", gemm_grouped},
     [BSK_EXPAND] = {"expand", expand},
+    [BSK_EXPAND_MXFP4] = {"expand_mxfp4", expand_mxfp4},
     [BSK_BIAS] = {"bias", bias},
+    [BSK_BIAS_GROUPED] = {"bias_grouped", bias_grouped},
     [BSK_COLSUM] = {"colsum", colsum},
     [BSK_RMSNORM] = {"rmsnorm", rmsnorm},
     [BSK_RMSNORM_BWD] = {"rmsnorm_bwd", rmsnorm_bwd},
@@ -298,6 +364,8 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_ATTENTION_CACHE] = {"attention_cache", attention_cache},
     [BSK_GLU] = {"glu", glu},
     [BSK_GLU_BWD] = {"glu_bwd", glu_bwd},
+    [BSK_GLU_CLAMPED] = {"glu_clamped", glu_clamped},
+    [BSK_GLU_CLAMPED_BWD] = {"glu_clamped_bwd", glu_clamped_bwd},
     [BSK_ACT] = {"act", act},
     [BSK_ACT_BWD] = {"act_bwd", act_bwd},
     [BSK_ADD] = {"add", add},
@@ -312,6 +380,11 @@ const bsk_entry bsk_cpu[BSK_OP_COUNT] = {
     [BSK_ROW_SCALE_BWD] = {"row_scale_bwd", row_scale_bwd},
     [BSK_GATHER_ROWS] = {"gather_rows", gather_rows},
     [BSK_SCATTER_ROWS] = {"scatter_rows", scatter_rows},
+    [BSK_ROUTE] = {"route", route},
+    [BSK_ROUTE_BWD] = {"route_bwd", route_bwd},
+    [BSK_SORT_ROWS] = {"sort_rows", sort_rows},
+    [BSK_TAKE_ROWS] = {"take_rows", take_rows},
+    [BSK_SUM_ROWS] = {"sum_rows", sum_rows},
     [BSK_DROPOUT] = {"dropout", dropout},
     [BSK_HEAD_TILE] = {"head_tile", head_tile},
     [BSK_HEAD_PICK] = {"head_pick", head_pick},

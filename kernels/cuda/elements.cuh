@@ -126,6 +126,21 @@ static __device__ inline void store_some(T *p, const float (&v)[VEC], int64_t le
             from_f32(&p[i], v[i]);
 }
 
+template <class T>
+static __device__ inline void store_some(T *p, const stored8<T> &s, int64_t left, bool wide)
+{
+    if (wide && left >= VEC) {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof s / 16; i++)
+            reinterpret_cast<uint4 *>(p)[i] = reinterpret_cast<const uint4 *>(s.v)[i];
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < VEC; i++)
+        if (i < left)
+            p[i] = s.v[i];
+}
+
 static inline bool aligned16(const void *p)
 {
     return ((uintptr_t)p & 15) == 0; /* NULL is: it is not read */

@@ -180,6 +180,81 @@ cudaError_t bsk_cuda_expand(bsk_cuda *cuda, const bsk_call *c)
     });
 }
 
+/* ---- gates and ups in turn, clamped ---- */
+
+struct clamped_gate {
+    float alpha, limit;
+
+    /* the clamped gate, and 1 + the clamped up; NaN stays NaN */
+    __device__ float gate(float g) const { return g > limit ? limit : g; }
+    __device__ float up(float u) const { return 1.0f + (u > limit ? limit : u < -limit ? -limit : u); }
+};
+
+template <class T>
+static __global__ void __launch_bounds__(MAP_THREADS)
+    glu_clamped_kernel(const T *x, T *y, int64_t n, clamped_gate f, bool wide)
+{
+    int64_t at = ((int64_t)blockIdx.x * MAP_THREADS + threadIdx.x) * VEC;
+    float v[2][VEC], out[VEC];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        load_some(v[h], x + 2 * at + h * VEC, 2 * (n - at) - h * VEC, wide);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        const float *pair = &v[2 * i / VEC][2 * i % VEC];
+        float g = f.gate(pair[0]);
+        out[i] = f.up(pair[1]) * g * sigmoid(f.alpha * g);
+    }
+    store_some(y + at, out, n - at, wide);
+}
+
+/* dx may be x: a thread reads all its elements before it writes. */
+template <class T>
+static __global__ void __launch_bounds__(MAP_THREADS)
+    glu_clamped_bwd_kernel(const T *x, const T *dy, T *dx, int64_t n, clamped_gate f, bool wide)
+{
+    int64_t at = ((int64_t)blockIdx.x * MAP_THREADS + threadIdx.x) * VEC;
+    float v[2][VEC], d[VEC];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        load_some(v[h], x + 2 * at + h * VEC, 2 * (n - at) - h * VEC, wide);
+    load_some(d, dy + at, n - at, wide);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        float *pair = &v[2 * i / VEC][2 * i % VEC];
+        float g = f.gate(pair[0]), s = sigmoid(f.alpha * g);
+        float dg = d[i] * f.up(pair[1]) * s * (1.0f + f.alpha * g * (1.0f - s)), du = d[i] * g * s;
+        pair[0] = pair[0] > f.limit ? 0.0f : dg;
+        pair[1] = pair[1] > f.limit || pair[1] < -f.limit ? 0.0f : du;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        store_some(dx + 2 * at + h * VEC, v[h], 2 * (n - at) - h * VEC, wide);
+}
+
+cudaError_t bsk_cuda_glu_clamped(bsk_cuda *cuda, const bsk_call *c)
+{
+    clamped_gate f = {(float)c->f[0], (float)c->f[1]};
+    int64_t n = c->n[0] * c->n[1];
+    bool wide = aligned16(c->p[0]) && aligned16(c->p[1]);
+    return by_type(cuda, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        return issue_flat(cuda, glu_clamped_kernel<T>, n, (const T *)c->p[0], (T *)c->p[1], n, f, wide);
+    });
+}
+
+cudaError_t bsk_cuda_glu_clamped_bwd(bsk_cuda *cuda, const bsk_call *c)
+{
+    clamped_gate f = {(float)c->f[0], (float)c->f[1]};
+    int64_t n = c->n[0] * c->n[1];
+    bool wide = aligned16(c->p[0]) && aligned16(c->p[1]) && aligned16(c->p[2]);
+    return by_type(cuda, c->dtype, [&](auto t) {
+        using T = decltype(t);
+        return issue_flat(cuda, glu_clamped_bwd_kernel<T>, n, (const T *)c->p[0], (const T *)c->p[1],
+                          (T *)c->p[2], n, f, wide);
+    });
+}
+
 /* ---- dropout ---- */
 
 struct dropout_args {

@@ -108,20 +108,26 @@ cudaError_t bsk_cuda_probe(void);
 /* Tests: the stream stands still for this long. */
 void bsk_cuda_delay(cudaStream_t s, uint64_t nanoseconds);
 
-bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_expand, bsk_cuda_bias, bsk_cuda_colsum, bsk_cuda_rmsnorm,
-    bsk_cuda_rmsnorm_bwd, bsk_cuda_layernorm, bsk_cuda_layernorm_bwd, bsk_cuda_rope, bsk_cuda_norm_rope,
+bsk_cuda_fn bsk_cuda_gemm, bsk_cuda_gemm_grouped, bsk_cuda_bias_grouped, bsk_cuda_expand,
+    bsk_cuda_expand_mxfp4, bsk_cuda_bias, bsk_cuda_colsum, bsk_cuda_rmsnorm, bsk_cuda_rmsnorm_bwd,
+    bsk_cuda_layernorm, bsk_cuda_layernorm_bwd, bsk_cuda_rope, bsk_cuda_norm_rope,
     bsk_cuda_norm_rope_bwd, bsk_cuda_attention, bsk_cuda_attention_bwd, bsk_cuda_sinks_bwd,
-    bsk_cuda_cache_put, bsk_cuda_attention_cache, bsk_cuda_glu, bsk_cuda_glu_bwd, bsk_cuda_act,
-    bsk_cuda_act_bwd, bsk_cuda_add, bsk_cuda_mul, bsk_cuda_axpy, bsk_cuda_scale, bsk_cuda_softmax,
-    bsk_cuda_softmax_bwd, bsk_cuda_columns, bsk_cuda_columns_bwd, bsk_cuda_row_scale,
-    bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows, bsk_cuda_scatter_rows, bsk_cuda_dropout,
-    bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
+    bsk_cuda_cache_put, bsk_cuda_attention_cache, bsk_cuda_glu, bsk_cuda_glu_bwd, bsk_cuda_glu_clamped,
+    bsk_cuda_glu_clamped_bwd, bsk_cuda_act, bsk_cuda_act_bwd, bsk_cuda_add, bsk_cuda_mul, bsk_cuda_axpy,
+    bsk_cuda_scale, bsk_cuda_softmax, bsk_cuda_softmax_bwd, bsk_cuda_columns, bsk_cuda_columns_bwd,
+    bsk_cuda_row_scale, bsk_cuda_row_scale_bwd, bsk_cuda_gather_rows, bsk_cuda_scatter_rows,
+    bsk_cuda_route, bsk_cuda_route_bwd, bsk_cuda_sort_rows, bsk_cuda_take_rows, bsk_cuda_sum_rows,
+    bsk_cuda_dropout, bsk_cuda_head_tile, bsk_cuda_head_pick, bsk_cuda_row_mul, bsk_cuda_head_finish,
     bsk_cuda_head_dlogits, bsk_cuda_softcap, bsk_cuda_sum, bsk_cuda_sumsq, bsk_cuda_adamw;
 /* Ends what the remembered products hold. */
 void bsk_cuda_forget_products(bsk_cuda *cuda);
 /* C [M,N] with leading dimension ldc becomes beta C: a product over nothing. */
 cudaError_t bsk_cuda_scale_matrix(bsk_cuda *cuda, void *C, int dtype, int64_t M, int64_t N, int64_t ldc,
                                   float beta);
+
+/* gemm_grouped*.cu: the versions that table.c chooses from; the first takes everything. */
+bsk_cuda_fn bsk_cuda_gemm_grouped_plain, bsk_cuda_gemm_grouped_sm90;
+bool bsk_cuda_gemm_grouped_on_sm90(const bsk_cuda *cuda, const bsk_call *c); /* it takes this call */
 
 /* attention_*.cu: the versions that table.c chooses from. */
 bool bsk_cuda_attention_tiled(int64_t D); /* the tensor cores have a kernel for this head dim */

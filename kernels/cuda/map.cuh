@@ -45,6 +45,16 @@ static __global__ void __launch_bounds__(MAP_THREADS) map_kernel(map_args<A, O, 
         store_some(a.out[k] + at, y[k], left, a.wide);
 }
 
+/* A kernel with MAP_THREADS * VEC of n elements a block. */
+template <class... P, class... A>
+static cudaError_t issue_flat(bsk_cuda *cuda, void (*kernel)(P...), int64_t n, A... a)
+{
+    int64_t blocks = (n + MAP_THREADS * VEC - 1) / (MAP_THREADS * VEC);
+    if (blocks > INT32_MAX)
+        return cudaErrorInvalidConfiguration;
+    return n > 0 ? issue(cuda, kernel, (unsigned)blocks, MAP_THREADS, 0, a...) : cudaSuccess;
+}
+
 /* p: the inputs, then the outputs. */
 template <class A, class O, class F>
 static cudaError_t map(bsk_cuda *cuda, int64_t n, void *const *p, F f)
@@ -58,12 +68,7 @@ static cudaError_t map(bsk_cuda *cuda, int64_t n, void *const *p, F f)
         a.in[k] = (const A *)p[k];
     for (int k = 0; k < F::out; k++)
         a.out[k] = (O *)p[F::in + k];
-    if (n <= 0)
-        return cudaSuccess;
-    int64_t blocks = (n + MAP_THREADS * VEC - 1) / (MAP_THREADS * VEC);
-    if (blocks > INT32_MAX)
-        return cudaErrorInvalidConfiguration;
-    return issue(cuda, map_kernel<F, A, O>, (unsigned)blocks, MAP_THREADS, 0, a, f);
+    return issue_flat(cuda, map_kernel<F, A, O>, n, a, f);
 }
 
 #endif

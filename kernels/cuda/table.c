@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-** table.c: the launchers of the cuda device, indexed by bsk_op, and the choice among the versions of
-** attention: tensor cores for bf16 and the head dims that models have, by Hopper's own instructions
+** table.c: the launchers of the cuda device, indexed by bsk_op, and the choice among the versions of attention
+** and of grouped products: tensor cores for bf16 and the sizes that models have, by Hopper's own instructions
 ** where there are some, plain loops else. The choice depends on the device and the call alone.
 */
 #include "kernels.h"
@@ -40,10 +40,22 @@ cudaError_t bsk_cuda_attention_bwd(bsk_cuda *cuda, const bsk_call *c)
     return bsk_cuda_attention_bwd_mma(cuda, c);
 }
 
+cudaError_t bsk_cuda_gemm_grouped(bsk_cuda *cuda, const bsk_call *c)
+{
+#ifdef BSK_CUDA_SM90
+    if (bsk_cuda_gemm_grouped_on_sm90(cuda, c))
+        return bsk_cuda_gemm_grouped_sm90(cuda, c);
+#endif
+    return bsk_cuda_gemm_grouped_plain(cuda, c);
+}
+
 const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {
     [BSK_GEMM] = {"gemm", bsk_cuda_gemm, true},
+    [BSK_GEMM_GROUPED] = {"gemm_grouped", bsk_cuda_gemm_grouped, false},
     [BSK_EXPAND] = {"expand", bsk_cuda_expand, false},
+    [BSK_EXPAND_MXFP4] = {"expand_mxfp4", bsk_cuda_expand_mxfp4, false},
     [BSK_BIAS] = {"bias", bsk_cuda_bias, false},
+    [BSK_BIAS_GROUPED] = {"bias_grouped", bsk_cuda_bias_grouped, false},
     [BSK_COLSUM] = {"colsum", bsk_cuda_colsum, false},
     [BSK_RMSNORM] = {"rmsnorm", bsk_cuda_rmsnorm, false},
     [BSK_RMSNORM_BWD] = {"rmsnorm_bwd", bsk_cuda_rmsnorm_bwd, false},
@@ -59,6 +71,8 @@ const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {
     [BSK_ATTENTION_CACHE] = {"attention_cache", bsk_cuda_attention_cache, false},
     [BSK_GLU] = {"glu", bsk_cuda_glu, false},
     [BSK_GLU_BWD] = {"glu_bwd", bsk_cuda_glu_bwd, false},
+    [BSK_GLU_CLAMPED] = {"glu_clamped", bsk_cuda_glu_clamped, false},
+    [BSK_GLU_CLAMPED_BWD] = {"glu_clamped_bwd", bsk_cuda_glu_clamped_bwd, false},
     [BSK_ACT] = {"act", bsk_cuda_act, false},
     [BSK_ACT_BWD] = {"act_bwd", bsk_cuda_act_bwd, false},
     [BSK_ADD] = {"add", bsk_cuda_add, false},
@@ -73,6 +87,11 @@ const bsk_cuda_entry bsk_cuda_table[BSK_OP_COUNT] = {
     [BSK_ROW_SCALE_BWD] = {"row_scale_bwd", bsk_cuda_row_scale_bwd, false},
     [BSK_GATHER_ROWS] = {"gather_rows", bsk_cuda_gather_rows, false},
     [BSK_SCATTER_ROWS] = {"scatter_rows", bsk_cuda_scatter_rows, false},
+    [BSK_ROUTE] = {"route", bsk_cuda_route, false},
+    [BSK_ROUTE_BWD] = {"route_bwd", bsk_cuda_route_bwd, false},
+    [BSK_SORT_ROWS] = {"sort_rows", bsk_cuda_sort_rows, false},
+    [BSK_TAKE_ROWS] = {"take_rows", bsk_cuda_take_rows, false},
+    [BSK_SUM_ROWS] = {"sum_rows", bsk_cuda_sum_rows, false},
     [BSK_DROPOUT] = {"dropout", bsk_cuda_dropout, false},
     [BSK_HEAD_TILE] = {"head_tile", bsk_cuda_head_tile, false},
     [BSK_HEAD_PICK] = {"head_pick", bsk_cuda_head_pick, false},

@@ -137,6 +137,16 @@ static __device__ inline void copy_tile(bf16 *tile, const CUtensorMap *map, uint
                      : "memory");
 }
 
+/* The box of slice e of a map of slices, PANEL columns from `column` on and as many rows as the map says. */
+static __device__ inline void copy_slice(bf16 *tile, const CUtensorMap *map, uint64_t *full, int column,
+                                         int row, int e)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(tile)),
+                 "l"(map), "r"(column), "r"(row), "r"(e), "r"(shared_address(full))
+                 : "memory");
+}
+
 /* ---- products ---- */
 
 /* The matrix descriptor of the PTX ISA, all of it in units of 16 bytes: address, then at bit 16 the bytes from
@@ -185,10 +195,21 @@ template <int LEFT, int NT> static __device__ inline void wgmma_wait(float (&d)[
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"  \
     "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
     "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define WGMMA_REGISTERS_128                                                                            \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,"                                  \
+    "%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,"                         \
+    "%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,"                         \
+    "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"                         \
+    "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"                         \
+    "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,"                 \
+    "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,"       \
+    "%126,%127}"
 #define WGMMA_4(d, n)  "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define WGMMA_16(d, n) WGMMA_4(d, n), WGMMA_4(d, n + 1), WGMMA_4(d, n + 2), WGMMA_4(d, n + 3)
 #define WGMMA_32(d)    WGMMA_16(d, 0), WGMMA_16(d, 4)
 #define WGMMA_64(d)    WGMMA_16(d, 0), WGMMA_16(d, 4), WGMMA_16(d, 8), WGMMA_16(d, 12)
+
+#define WGMMA_128(d) WGMMA_64(d), WGMMA_16(d, 16), WGMMA_16(d, 20), WGMMA_16(d, 24), WGMMA_16(d, 28)
 
 /* d = (add ? d : 0) + a b, a [64,16] and b [16,8*NT], the sum over the columns of both tiles. The numbers behind
    the predicate: signs of a and b, then whether each is transposed. */
@@ -214,6 +235,20 @@ static __device__ inline void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, i
                  "}"
                  : WGMMA_64(d)
                  : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same of 256 columns. TRANSPOSED: the sum is over the rows of b's tile. */
+template <int TRANSPOSED>
+static __device__ inline void wgmma(float (&d)[32][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " WGMMA_REGISTERS_128
+                 ", %128, %129, p, 1, 1, 0, %131;\n"
+                 "}"
+                 : WGMMA_128(d)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSED));
 }
 
 /* d += a b, a [64,16] in registers, the sum over the rows of b's tile (the last number: b is transposed). */
@@ -260,19 +295,35 @@ static __device__ inline void issue_sum(float (&sum)[D / 8][4], const uint32_t (
 
 /* ---- on the host ---- */
 
-/* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. A box is one panel wide, since the
-   swizzle allows no more than 128 bytes. a must be aligned to 16 bytes, and so must its rows. */
+/* A box is one panel wide, since the swizzle allows no more than 128 bytes. a must be aligned to 16 bytes, and so
+   must rows and slices. */
+static inline cudaError_t encode_map(const bsk_cuda *cuda, CUtensorMap *map, const void *a, int rank,
+                                     const cuuint64_t *size, const cuuint64_t *pitch, int tile_rows)
+{
+    const cuuint32_t box[] = {PANEL, (cuuint32_t)tile_rows, 1}, step[] = {1, 1, 1};
+    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)cuda->encode_tensor_map)(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, const_cast<void *>(a), size, pitch,
+        box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* The map of a, bf16 [rows, columns], for copy_tile of tiles of tile_rows rows. */
 static inline cudaError_t tensor_map(const bsk_cuda *cuda, CUtensorMap *map, const void *a,
                                      int64_t rows, int64_t columns, int tile_rows)
 {
     const cuuint64_t size[] = {(cuuint64_t)columns, (cuuint64_t)rows};
     const cuuint64_t pitch[] = {(cuuint64_t)columns * sizeof(bf16)};
-    const cuuint32_t box[] = {PANEL, (cuuint32_t)tile_rows}, step[] = {1, 1};
-    CUresult r = ((PFN_cuTensorMapEncodeTiled_v12000)cuda->encode_tensor_map)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(a), size, pitch, box, step,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    return encode_map(cuda, map, a, 2, size, pitch, tile_rows);
+}
+
+/* The map of E such matrices, `stride` elements from one to the next, for copy_slice. */
+static inline cudaError_t slices_map(const bsk_cuda *cuda, CUtensorMap *map, const void *a, int64_t E,
+                                     int64_t rows, int64_t columns, int64_t stride, int tile_rows)
+{
+    const cuuint64_t size[] = {(cuuint64_t)columns, (cuuint64_t)rows, (cuuint64_t)E};
+    const cuuint64_t pitch[] = {(cuuint64_t)columns * sizeof(bf16), (cuuint64_t)stride * sizeof(bf16)};
+    return encode_map(cuda, map, a, 3, size, pitch, tile_rows);
 }
 
 #endif

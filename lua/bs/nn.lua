@@ -11,7 +11,7 @@ local nn = {
   rope_config = rope.config, inv_freq = rope.inv_freq, rope_switch = rope.switch,
   rope_lengths = rope.lengths,
   -- Ops under short names.
-  rmsnorm = bs.op.rmsnorm, glu = bs.op.glu, act = bs.op.act, softmax = bs.op.softmax,
+  rmsnorm = bs.op.rmsnorm, glu = bs.op.glu, glu_clamped = bs.op.glu_clamped, act = bs.op.act, softmax = bs.op.softmax,
   columns = bs.op.columns, row_scale = bs.op.row_scale, scale = bs.op.scale,
 }
 

@@ -93,9 +93,18 @@ BS_API BS_NODISCARD bs_status bs_folder_recover(const char *path, int n, const c
 
 typedef struct bs_manifest bs_manifest;
 
+/* How values lie in bytes: each as its dtype says, or packed in groups with a scale each, in a tensor of their own. */
+typedef enum bs_packing { BS_PLAIN, BS_MXFP4, BS_PACKING_COUNT } bs_packing;
+typedef struct bs_packing_info {
+    const char *name;           /* "mxfp4" */
+    int64_t group;              /* values of a row that share a scale */
+    int64_t bytes, scale_bytes; /* of a group */
+} bs_packing_info;
+BS_API const bs_packing_info *bs_packing_get(bs_packing p); /* NULL for BS_PLAIN */
+
 typedef struct bs_tensor_info {
     const char *name;
-    bs_dtype dtype;
+    bs_dtype dtype; /* of a packed one: u8; dim is of its values */
     int ndim;
     int64_t dim[BS_MAX_DIMS];
     int file;
@@ -104,6 +113,9 @@ typedef struct bs_tensor_info {
     uint64_t slot_offset;   /* in the canonical device layout of its block, multiple of 256 */
     uint64_t expand_offset; /* in the expand region, UINT64_MAX when stored in the compute dtype */
     bs_dtype compute;       /* element type that the expand region is laid out for */
+    bs_packing packing;
+    int scales;             /* of a packed one: the tensor of its block with the scales; else -1 */
+    uint64_t scales_offset; /* its slot_offset */
 } bs_tensor_info;
 
 typedef struct bs_block_info {
@@ -127,6 +139,18 @@ BS_API BS_NODISCARD bs_status bs_manifest_add_block(bs_manifest *m, const char *
 BS_API BS_NODISCARD bs_status bs_manifest_add_tensor(bs_manifest *m, int block, const char *name,
                                                      bs_dtype t, int ndim, const int64_t *dim, int file,
                                                      uint64_t file_offset, int *out);
+/* Packed rows of values [.., columns], columns a multiple of the group, and their scales; `out` is the first of two
+   tensors, NAME and NAME.scales. */
+typedef struct bs_packed {
+    const char *name;
+    bs_packing packing;
+    int ndim;
+    const int64_t *dim; /* of the values */
+    int file, scales_file;
+    uint64_t file_offset, scales_offset;
+} bs_packed;
+BS_API BS_NODISCARD bs_status bs_manifest_add_packed(bs_manifest *m, int block, const bs_packed *p,
+                                                     int *out);
 /* A table [rows, cols] of which single rows are gathered (embedding). */
 BS_API BS_NODISCARD bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t,
                                                         int64_t rows, int64_t cols, int file,

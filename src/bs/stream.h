@@ -138,6 +138,9 @@ BS_API BS_NODISCARD bs_status bs_store_put(bs_store *s, int key, int micro, cons
 /* The stored bytes; a HOST key that left the device must have been fetched. Valid until the next put
    that may take the place (see bs_stay). */
 BS_API BS_NODISCARD bs_status bs_store_get(bs_store *s, int key, int micro, bs_place *out);
+/* Those of all micro-batches of the step, of a DEVICE key: the place of the first, and how many elements each begins
+   after the one before. */
+BS_API BS_NODISCARD bs_status bs_store_get_all(bs_store *s, int key, bs_place *out, int64_t *stride);
 /* Zero a key (rows of the micro-batch) before accumulation. */
 BS_API BS_NODISCARD bs_status bs_store_zero(bs_store *s, int key, int micro);
 /* Start bringing a HOST key back for all micro-batches of the step; get waits for it. */

@@ -20,12 +20,19 @@ BS_API BS_NODISCARD bs_status bs_weight_new(bs_engine *e, int block, const bs_te
 BS_API void bs_weight_free(bs_weight *w);
 typedef struct bs_linear_cfg {
     int block;
-    const bs_tensor_info *weight;        /* [out, in] */
+    const bs_tensor_info *weight;        /* [out, in], or [in, out] where it is transposed */
     const bs_tensor_info *bias;          /* [out], or NULL */
     bs_param_ref base_weight, base_bias; /* grad.mem NULL: frozen */
     bs_param_ref lora_a, lora_b;         /* A [r, in], B [out, r]; value.mem NULL: no adapter */
     float scale;                         /* alpha/r or alpha/sqrt r */
-    float dropout;    /* probability of zeroing an input element of the adapter branch */
+    float dropout; /* probability of zeroing an input element of the adapter branch */
+    bool transposed;
+    /* grouped: these are the weights of expert `first_expert` and of those behind it, for scopes of routed rows. `next`
+       are the tensors of the others in their order, of the same block, dtype and dims, each as far from the one
+       before. No adapter, and nothing trains. */
+    bool grouped;
+    int first_expert, n_next;
+    const bs_tensor_info *const *next, *const *next_bias;
     const char *name; /* for messages and the dropout key; copied */
 } bs_linear_cfg;
 BS_API BS_NODISCARD bs_status bs_linear_new(bs_engine *e, const bs_linear_cfg *cfg, bs_linear **out);
@@ -35,8 +42,9 @@ BS_API void bs_linear_dims(const bs_linear *l, int64_t *in, int64_t *out);
 /* ---- scopes, tensors, tape ------------------------------------------------------------------- */
 
 typedef struct bs_tensor bs_tensor;
-/* One scope per (visit, micro-batch); at most one is open per engine. At its end every tensor made in
-   it is dead: any use fails with BS_STATE and the scope's label. */
+typedef struct bs_routing bs_routing;
+/* One scope per (visit, micro-batch) or (visit, piece); at most one is open per engine. At its end
+   every tensor made in it is dead: any use fails with BS_STATE and the scope's label. */
 typedef struct bs_scope_cfg {
     const char *label; /* "layers.3 backward, micro 0": in messages */
     const bs_batch *batch;
@@ -44,6 +52,10 @@ typedef struct bs_scope_cfg {
     bool tape;    /* record for bs_scope_backward */
     bool train;   /* dropout on */
     int64_t step; /* dropout counter */
+    /* Instead of batch and micro: rows that were routed, [begin, begin + rows) in the order of experts; at most as many
+       as a micro-batch holds. */
+    const bs_routing *routing;
+    int64_t begin, rows;
 } bs_scope_cfg;
 BS_API BS_NODISCARD bs_status bs_scope_open(bs_engine *e, const bs_scope_cfg *cfg);
 BS_API void bs_scope_close(bs_engine *e);
@@ -140,6 +152,10 @@ BS_API BS_NODISCARD bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k,
 typedef enum bs_act { BS_ACT_SILU, BS_ACT_GELU_TANH, BS_ACT_GELU_ERF, BS_ACT_RELU } bs_act;
 /* act(gate) * up */
 BS_API BS_NODISCARD bs_status bs_op_glu(bs_tensor *gate, bs_tensor *up, bs_act act, bs_tensor **out);
+/* y [T,H] of x [T,2H], gate and up in turn: g = min(gate, limit), u = up brought into [-limit, limit],
+   y = (u + 1) g sigmoid(alpha g). */
+BS_API BS_NODISCARD bs_status bs_op_glu_clamped(bs_tensor *x, double alpha, double limit,
+                                                bs_tensor **out);
 BS_API BS_NODISCARD bs_status bs_op_act(bs_tensor *x, bs_act act, bs_tensor **out);
 BS_API BS_NODISCARD bs_status bs_op_add(bs_tensor *a, bs_tensor *b, bs_tensor **out);
 BS_API BS_NODISCARD bs_status bs_op_mul(bs_tensor *a, bs_tensor *b, bs_tensor **out);
@@ -157,6 +173,49 @@ BS_API BS_NODISCARD bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor 
 BS_API BS_NODISCARD bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out);
 /* The last row of x of each row of the micro-batch (capacity of x is kept); outside the tape. */
 BS_API BS_NODISCARD bs_status bs_op_last(bs_tensor *x, bs_tensor **out);
+/* Where the tokens of a step go in the layer at hand: for every token `chosen` of `experts`, of all micro-batches
+   together, in regions of the pool. */
+typedef struct bs_routing_cfg {
+    int64_t experts, chosen; /* of a layer, and of a token, at most */
+} bs_routing_cfg;
+BS_API BS_NODISCARD bs_status bs_routing_open(bs_engine *e, const bs_batch *b,
+                                              const bs_routing_cfg *cfg, bs_routing **out);
+BS_API void bs_routing_close(bs_routing *r);
+typedef enum bs_route_kind {
+    BS_ROUTE_SOFTMAX, /* weights are a softmax over all logits */
+    BS_ROUTE_SIGMOID, /* the sigmoid of each */
+    BS_ROUTE_CHOSEN   /* a softmax over the chosen ones */
+} bs_route_kind;
+typedef struct bs_route_cfg {
+    bs_route_kind kind;
+    int64_t
+        chosen; /* experts of a token, those with the largest weight (+ bias); of equal ones the first */
+    int64_t groups,
+        kept; /* with groups > 1: only experts of the `kept` groups whose two best have the largest sum */
+    bool renorm;     /* divided by their sum */
+    double scale;    /* then multiplied by this */
+    bs_weight *bias; /* [experts] for the choice only, as f32 whatever is computed in; or NULL */
+} bs_route_cfg;
+/* Weights [T, chosen] of the experts of each token of the scope's micro-batch, in the order of the experts'
+   numbers. The choice is in r. The gradient goes to the logits [T, experts]. */
+BS_API BS_NODISCARD bs_status bs_op_route(bs_tensor *logits, const bs_route_cfg *cfg, bs_routing *r,
+                                          bs_tensor **out);
+/* Once every micro-batch of the step is routed: brings the rows of each expert together. Rows of an expert keep the
+   order of tokens. */
+BS_API BS_NODISCARD bs_status bs_routing_sort(bs_routing *r);
+BS_API int64_t bs_routing_experts(const bs_routing *r); /* of the layer that was routed last */
+/* Where each expert's rows begin in that order, [experts + 1] (waits for the sort). */
+BS_API BS_NODISCARD bs_status bs_routing_offsets(bs_routing *r, int64_t *offset);
+/* Ops of a scope of routed rows [n]. `all`, `stride`: of bs_store_get_all. take_rows: y [n, channels], the
+   tokens' rows of all [T, channels]. take_weights: y [n, 1] of all [T, chosen]. Both are leaves. add_rows, outside
+   the tape: y is added to the tokens' rows of all, which is f32, expert by expert; add_weights: y [n, 1] to their
+   places. */
+BS_API BS_NODISCARD bs_status bs_op_take_rows(bs_engine *e, const bs_place *all, int64_t stride,
+                                              bs_tensor **out);
+BS_API BS_NODISCARD bs_status bs_op_take_weights(bs_engine *e, const bs_place *all, int64_t stride,
+                                                 bs_tensor **out);
+BS_API BS_NODISCARD bs_status bs_op_add_rows(bs_tensor *y, const bs_place *all, int64_t stride);
+BS_API BS_NODISCARD bs_status bs_op_add_weights(bs_tensor *y, const bs_place *all, int64_t stride);
 /* Same elements, other dims; dim 0 must stay a multiple or divisor of the rows. Shares storage. */
 BS_API BS_NODISCARD bs_status bs_op_view(bs_tensor *x, int ndim, const int64_t *dim, bs_tensor **out);
 /* acc += x, in place, outside the tape: acc comes from a store (expert sums), in f32 or x's dtype. */

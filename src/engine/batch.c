@@ -11,14 +11,29 @@
 #include <string.h>
 
 enum {
-    DEVICE_ARRAYS = 5, /* pos, row_id, dev_ids, label_at, label_id */
+    DEVICE_ARRAYS = 3, /* dev_ids, label_at, label_id */
     NO_LOSS = -100     /* a label that trains nothing */
 };
+
+/* Positions and row identities of all micro-batches are one array each, cfg.tokens entries a micro-batch: routed
+   rows are taken from all of them at once. */
+static bs_status open_rows(bs_batch *b)
+{
+    bsi_addr pos, row_id;
+    size_t bytes = (size_t)b->cfg.tokens * sizeof(int32_t);
+    BSI_TRY(bsi_pool_region(b->e->pool, "batch", bytes * (size_t)b->cfg.micros, &pos));
+    BSI_TRY(bsi_pool_region(b->e->pool, "batch", bytes * (size_t)b->cfg.micros, &row_id));
+    for (int j = 0; j < b->cfg.micros; j++) {
+        b->micro[j].pos = bsi_addr_add(pos, (size_t)j * bytes);
+        b->micro[j].row_id = bsi_addr_add(row_id, (size_t)j * bytes);
+    }
+    return BS_OK;
+}
 
 static bs_status open_micro(bs_batch *b, bsi_micro *m)
 {
     size_t bytes = (size_t)b->cfg.tokens * sizeof(int32_t);
-    bsi_addr *at[DEVICE_ARRAYS] = {&m->pos, &m->row_id, &m->dev_ids, &m->label_at, &m->label_id};
+    bsi_addr *at[DEVICE_ARRAYS] = {&m->dev_ids, &m->label_at, &m->label_id};
     for (int i = 0; i < DEVICE_ARRAYS; i++)
         BSI_TRY(bsi_pool_region(b->e->pool, "batch", bytes, at[i]));
     BSI_TRY(bsi_pool_region(b->e->pool, "batch", (size_t)(b->cfg.rows + 1) * sizeof(int32_t), &m->cu));
@@ -44,7 +59,7 @@ bs_status bs_batch_open(bs_engine *e, const bs_batch_cfg *cfg, bs_batch **out)
     b->e = e;
     b->cfg = *cfg;
     b->micro = bsi_alloc(BS_TAG_MISC, (size_t)cfg->micros * sizeof *b->micro);
-    bs_status st = b->micro ? BS_OK : BS_NOMEM;
+    bs_status st = b->micro ? open_rows(b) : BS_NOMEM;
     for (int j = 0; st == BS_OK && j < cfg->micros; j++)
         st = open_micro(b, &b->micro[j]);
     if (st != BS_OK) {

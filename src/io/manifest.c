@@ -152,14 +152,11 @@ bs_status bs_manifest_add_block(bs_manifest *m, const char *name, const char *ki
     return BS_OK;
 }
 
-/* The bytes of a dtype and shape, which must lie in the file. */
-static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t, int ndim,
+/* The bytes of a tensor of these dimensions, and whether they are in its file. */
+static bs_status check_bytes(const bs_manifest *m, const char *name, bs_dtype t, int ndim,
                              const int64_t *dim, int file, uint64_t offset, uint64_t *bytes)
 {
     size_t n = bs_dtype_size(t);
-    if (t != BS_DTYPE_F32 && t != BS_DTYPE_BF16 && t != BS_DTYPE_F16)
-        return bsi_fail(BS_DTYPE, "manifest: '%s' is stored as %s; weights can be f32, bf16 or f16",
-                        name, bs_dtype_name(t));
     if (ndim < 0 || ndim > BS_MAX_DIMS)
         return bsi_fail(BS_SHAPE, "manifest: '%s' has %d dimensions, 0 to %d are possible", name, ndim,
                         BS_MAX_DIMS);
@@ -182,10 +179,18 @@ static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t,
     return BS_OK;
 }
 
-bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dtype t, int ndim,
-                                 const int64_t *dim, int file, uint64_t file_offset, int *out)
+static bs_status check_range(const bs_manifest *m, const char *name, bs_dtype t, int ndim,
+                             const int64_t *dim, int file, uint64_t offset, uint64_t *bytes)
 {
-    uint64_t bytes = 0;
+    if (t != BS_DTYPE_F32 && t != BS_DTYPE_BF16 && t != BS_DTYPE_F16)
+        return bsi_fail(BS_DTYPE, "manifest: '%s' is stored as %s; weights can be f32, bf16 or f16",
+                        name, bs_dtype_name(t));
+    return check_bytes(m, name, t, ndim, dim, file, offset, bytes);
+}
+
+/* Room for one more tensor of a block that has no other of this name. */
+static bs_status open_tensor(bs_manifest *m, int at, const char *name, block **out)
+{
     BSI_TRY(check_text(m, "tensor", name));
     if (at < 0 || at >= m->n_blocks)
         return bsi_fail(BS_ARG, "manifest: tensor '%s' is for block %d, there are %d", name, at,
@@ -193,22 +198,101 @@ bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dt
     block *b = &m->block[at];
     if (bs_manifest_find_tensor(m, at, name) >= 0)
         return bsi_fail(BS_ARG, "manifest: block '%s' has a tensor '%s' already", b->info.name, name);
-    BSI_TRY(check_range(m, name, t, ndim, dim, file, file_offset, &bytes));
-    BSI_TRY(grow(&b->tensor, b->info.n_tensors, &b->cap, sizeof *b->tensor));
-    bs_tensor_info *x = &b->tensor[b->info.n_tensors];
-    *x = (bs_tensor_info){.dtype = t,
-                          .ndim = ndim,
-                          .file = file,
-                          .file_offset = file_offset,
-                          .bytes = bytes,
-                          .expand_offset = UINT64_MAX};
-    if (ndim)
-        memcpy(x->dim, dim, (size_t)ndim * sizeof *dim);
+    *out = b;
+    return grow(&b->tensor, b->info.n_tensors, &b->cap, sizeof *b->tensor);
+}
+
+/* x but for its name. */
+static bs_status put_tensor(block *b, const char *name, const bs_tensor_info *x, int *out)
+{
+    bs_tensor_info *to = &b->tensor[b->info.n_tensors];
+    *to = *x;
+    to->expand_offset = UINT64_MAX;
     /* Counted only when it is complete: the free walks what is counted. */
-    if (!(x->name = bsi_strdup(BS_TAG_HEADER, name)))
+    if (!(to->name = bsi_strdup(BS_TAG_HEADER, name)))
         return BS_NOMEM;
     *out = b->info.n_tensors++;
     return BS_OK;
+}
+
+bs_status bs_manifest_add_tensor(bs_manifest *m, int at, const char *name, bs_dtype t, int ndim,
+                                 const int64_t *dim, int file, uint64_t file_offset, int *out)
+{
+    block *b = NULL;
+    bs_tensor_info x = {
+        .dtype = t, .ndim = ndim, .file = file, .file_offset = file_offset, .scales = -1};
+    BSI_TRY(open_tensor(m, at, name, &b));
+    BSI_TRY(check_range(m, name, t, ndim, dim, file, file_offset, &x.bytes));
+    if (ndim)
+        memcpy(x.dim, dim, (size_t)ndim * sizeof *dim);
+    return put_tensor(b, name, &x, out);
+}
+
+/* ---- packed tensors ---- */
+
+static const bs_packing_info packings[BS_PACKING_COUNT] = {
+    [BS_MXFP4] = {"mxfp4", 32, 16, 1}, /* OCP Microscaling Formats 1.0: e2m1, e8m0 */
+};
+
+const bs_packing_info *bs_packing_get(bs_packing p)
+{
+    return p > BS_PLAIN && p < BS_PACKING_COUNT ? &packings[p] : NULL;
+}
+
+enum { PACKED_NAME = 512 }; /* with its .scales */
+
+/* u8 [dim.., groups, bytes of a group] in place of values [dim.., columns] */
+static bs_status add_groups(bs_manifest *m, int at, const bs_packed *p, bool scales, int *out)
+{
+    const bs_packing_info *f = bs_packing_get(p->packing);
+    char name[PACKED_NAME];
+    int64_t dim[BS_MAX_DIMS + 1];
+    int file = scales ? p->scales_file : p->file;
+    uint64_t offset = scales ? p->scales_offset : p->file_offset;
+    bs_tensor_info x = {.dtype = BS_DTYPE_U8,
+                        .ndim = p->ndim,
+                        .file = file,
+                        .file_offset = offset,
+                        .packing = scales ? BS_PLAIN : p->packing,
+                        .scales = -1};
+    block *b = NULL;
+    snprintf(name, sizeof name, "%s%s", p->name, scales ? ".scales" : "");
+    memcpy(dim, p->dim, (size_t)p->ndim * sizeof *dim);
+    dim[p->ndim - 1] = p->dim[p->ndim - 1] / f->group * (scales ? f->scale_bytes : f->bytes);
+    BSI_TRY(open_tensor(m, at, name, &b));
+    BSI_TRY(check_bytes(m, name, BS_DTYPE_U8, p->ndim, dim, file, offset, &x.bytes));
+    memcpy(x.dim, scales ? dim : p->dim, (size_t)p->ndim * sizeof *dim);
+    return put_tensor(b, name, &x, out);
+}
+
+bs_status bs_manifest_add_packed(bs_manifest *m, int at, const bs_packed *p, int *out)
+{
+    const bs_packing_info *f = bs_packing_get(p->packing);
+    int scales;
+    BSI_TRY(check_open(m, "tensor", p->name));
+    if (strlen(p->name) > PACKED_NAME - sizeof ".scales")
+        return bsi_fail(BS_ARG, "manifest: the name '%.80s...' has %zu bytes, at most %zu are possible",
+                        p->name, strlen(p->name), PACKED_NAME - sizeof ".scales");
+    if (!f || p->ndim < 1 || p->ndim > BS_MAX_DIMS || p->dim[p->ndim - 1] < 1 ||
+        p->dim[p->ndim - 1] % f->group)
+        return bsi_fail(BS_SHAPE,
+                        "manifest: '%s' is packed in groups of %lld; rows of whole groups are expected",
+                        p->name, f ? (long long)f->group : 0LL);
+    BSI_TRY(add_groups(m, at, p, false, out));
+    block *b = &m->block[at];
+    bs_status st = add_groups(m, at, p, true, &scales);
+    if (st == BS_OK)
+        b->tensor[*out].scales = scales;
+    else /* neither of the two */
+        free_name(b->tensor[--b->info.n_tensors].name);
+    return st;
+}
+
+/* Values of a tensor. */
+static uint64_t values_of(const bs_tensor_info *t)
+{
+    const bs_packing_info *f = bs_packing_get(t->packing);
+    return f ? t->bytes / (uint64_t)f->bytes * (uint64_t)f->group : t->bytes / bs_dtype_size(t->dtype);
 }
 
 bs_status bs_manifest_add_row_table(bs_manifest *m, const char *name, bs_dtype t, int64_t rows,
@@ -286,12 +370,15 @@ static void make_layout(block *b, bs_dtype compute)
         slot = bsi_round_up(slot + t->bytes, PLACE);
         t->compute = compute;
         t->expand_offset = UINT64_MAX;
-        if (t->dtype != compute) {
+        if (t->dtype != compute &&
+            (t->dtype != BS_DTYPE_U8 || t->packing)) { /* scales have no values */
             t->expand_offset = expand;
-            expand = bsi_round_up(expand + t->bytes / bs_dtype_size(t->dtype) * bs_dtype_size(compute),
-                                  PLACE);
+            expand = bsi_round_up(expand + values_of(t) * bs_dtype_size(compute), PLACE);
         }
     }
+    for (int i = 0; i < b->info.n_tensors; i++)
+        if (b->tensor[i].scales >= 0)
+            b->tensor[i].scales_offset = b->tensor[b->tensor[i].scales].slot_offset;
     b->info.payload_bytes = payload;
     b->info.slot_bytes = slot;
     b->info.expand_bytes = expand;
@@ -362,6 +449,8 @@ static uint64_t digest(const bs_manifest *m)
             const bs_tensor_info *t = &b->tensor[k];
             h = mix_number(mix_text(mix_text(h, t->name), bs_dtype_name(t->dtype)), (uint64_t)t->ndim);
             h = bs_hash64(t->dim, sizeof t->dim, h); /* unused dims are zero */
+            if (t->packing)
+                h = mix_text(h, bs_packing_get(t->packing)->name);
             h = mix_number(mix_number(h, (uint64_t)t->file), t->file_offset);
         }
     }
@@ -423,6 +512,8 @@ const bs_tensor_info *bs_manifest_tensor(const bs_manifest *m, int at, int tenso
 bs_status bs_tensor_info_rows(const bs_tensor_info *t, int64_t first, int64_t n, bs_tensor_info *out)
 {
     int64_t rows = t->ndim > 0 ? t->dim[0] : 1;
+    if (t->packing)
+        return bsi_fail(BS_UNSUPPORTED, "tensor '%s' is packed; it is used whole", t->name);
     if (first < 0 || n < 1 || first > rows || n > rows - first)
         return bsi_fail(BS_SHAPE, "tensor '%s' has %lld rows; %lld from row %lld on are not in it",
                         t->name, (long long)rows, (long long)n, (long long)first);

@@ -21,13 +21,14 @@ static void put_shape(bsi_writer *t, int ndim, const int64_t *dim)
     bsi_writer_put(t, "]", 1);
 }
 
-/* {"name":..,"dtype":..,"shape":[..],"file":..,"offset":..} of a tensor or row table. */
-static void put_entry(bsi_writer *t, int i, const char *name, bs_dtype dtype, int ndim,
+/* {"name":..,"dtype":..,"shape":[..],"file":..,"offset":..} of a tensor or row table; of a packed tensor the
+   name of the packing stands for the dtype, and its scales follow. */
+static void put_entry(bsi_writer *t, int i, const char *name, const char *dtype, int ndim,
                       const int64_t *dim, int file, uint64_t offset)
 {
     bsi_writer_printf(t, "%s\n{\"name\":", i ? "," : "");
     bsi_writer_quote(t, name);
-    bsi_writer_printf(t, ",\"dtype\":\"%s\",\"shape\":", bs_dtype_name(dtype));
+    bsi_writer_printf(t, ",\"dtype\":\"%s\",\"shape\":", dtype);
     put_shape(t, ndim, dim);
     bsi_writer_printf(t, ",\"file\":%d,\"offset\":%llu}", file, (unsigned long long)offset);
 }
@@ -61,15 +62,17 @@ bs_status bs_manifest_to_json(const bs_manifest *m, char **out)
         bsi_writer_printf(&t, ",\"tensors\":[");
         for (int k = 0; k < b->n_tensors; k++) {
             const bs_tensor_info *x = bs_manifest_tensor(m, i, k);
-            put_entry(&t, k, x->name, x->dtype, x->ndim, x->dim, x->file, x->file_offset);
+            const bs_packing_info *p = bs_packing_get(x->packing);
+            put_entry(&t, k, x->name, p ? p->name : bs_dtype_name(x->dtype), x->ndim, x->dim, x->file,
+                      x->file_offset);
         }
         bsi_writer_printf(&t, "]}");
     }
     bsi_writer_printf(&t, "],\n\"rows\":[");
     const bsi_row_table *r;
     for (int i = 0; (r = bsi_manifest_rows(m, i)); i++)
-        put_entry(&t, i, r->name, r->dtype, 2, (const int64_t[2]){r->rows, r->cols}, r->file,
-                  r->file_offset);
+        put_entry(&t, i, r->name, bs_dtype_name(r->dtype), 2, (const int64_t[2]){r->rows, r->cols},
+                  r->file, r->file_offset);
     bsi_writer_printf(&t, "]}\n");
     if (t.failed) {
         bsi_free(t.p);
@@ -131,11 +134,22 @@ static bs_status list_of(const cJSON *v, const char *what)
 typedef struct entry {
     const char *name;
     bs_dtype dtype;
+    bs_packing packing;
     int ndim;
     int64_t dim[BS_MAX_DIMS];
     int file;
     uint64_t offset;
 } entry;
+
+static bool packing_of(const char *name, bs_packing *out)
+{
+    for (int p = BS_PLAIN + 1; p < BS_PACKING_COUNT; p++)
+        if (strcmp(bs_packing_get((bs_packing)p)->name, name) == 0) {
+            *out = (bs_packing)p;
+            return true;
+        }
+    return false;
+}
 
 static bs_status entry_of(const cJSON *v, const char *what, entry *e)
 {
@@ -148,7 +162,7 @@ static bs_status entry_of(const cJSON *v, const char *what, entry *e)
     BSI_TRY(text_of(at[0], what, &e->name));
     BSI_TRY(text_of(at[1], what, &dtype));
     BSI_TRY(list_of(at[2], what));
-    if (!bs_dtype_parse(dtype, &e->dtype))
+    if (!packing_of(dtype, &e->packing) && !bs_dtype_parse(dtype, &e->dtype))
         return bsi_fail(BS_FORMAT, "manifest: %s '%.80s': unknown dtype '%.40s'", what, e->name, dtype);
     for (const cJSON *d = at[2]->child; d; d = d->next) {
         if (e->ndim == BS_MAX_DIMS)
@@ -191,7 +205,7 @@ static bs_status read_block(const cJSON *v, bs_manifest *m)
     const cJSON *at[BSI_COUNT(key)];
     const char *name = NULL, *kind = NULL;
     int block = 0, tensor;
-    entry e;
+    entry e, scales;
     BSI_TRY(fields(v, "block", (int)BSI_COUNT(key), key, at));
     BSI_TRY(text_of(at[0], "block", &name));
     BSI_TRY(text_of(at[1], "block", &kind));
@@ -199,8 +213,28 @@ static bs_status read_block(const cJSON *v, bs_manifest *m)
     BSI_TRY(bs_manifest_add_block(m, name, kind, &block));
     for (const cJSON *c = at[2]->child; c; c = c->next) {
         BSI_TRY(entry_of(c, "tensor", &e));
-        BSI_TRY(bs_manifest_add_tensor(m, block, e.name, e.dtype, e.ndim, e.dim, e.file, e.offset,
-                                       &tensor));
+        if (!e.packing) {
+            BSI_TRY(bs_manifest_add_tensor(m, block, e.name, e.dtype, e.ndim, e.dim, e.file, e.offset,
+                                           &tensor));
+            continue;
+        }
+        if (!(c = c->next))
+            return bsi_fail(BS_FORMAT, "manifest: the scales of '%.80s' are missing", e.name);
+        BSI_TRY(entry_of(c, "tensor", &scales));
+        const bs_packed p = {.name = e.name,
+                             .packing = e.packing,
+                             .ndim = e.ndim,
+                             .dim = e.dim,
+                             .file = e.file,
+                             .file_offset = e.offset,
+                             .scales_file = scales.file,
+                             .scales_offset = scales.offset};
+        BSI_TRY(bs_manifest_add_packed(m, block, &p, &tensor));
+        const bs_tensor_info *s = bs_manifest_tensor(m, block, tensor + 1);
+        if (strcmp(s->name, scales.name) != 0 || scales.packing || scales.dtype != s->dtype ||
+            scales.ndim != s->ndim || memcmp(scales.dim, s->dim, sizeof s->dim) != 0)
+            return bsi_fail(BS_FORMAT, "manifest: '%.80s' does not hold the scales of '%.80s'",
+                            scales.name, e.name);
     }
     return BS_OK;
 }
@@ -210,6 +244,8 @@ static bs_status read_rows(const cJSON *v, bs_manifest *m)
     entry e;
     int rows;
     BSI_TRY(entry_of(v, "row table", &e));
+    if (e.packing)
+        return bsi_fail(BS_FORMAT, "manifest: row table '%.80s' is packed", e.name);
     if (e.ndim != 2)
         return bsi_fail(BS_FORMAT, "manifest: row table '%.80s' has %d dimensions, 2 are needed",
                         e.name, e.ndim);

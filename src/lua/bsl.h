@@ -42,7 +42,7 @@ struct bsl_box {
 
 extern const bsl_type bsl_array_type, bsl_manifest_type, bsl_placement_type, bsl_device_type,
     bsl_engine_type, bsl_batch_type, bsl_store_type, bsl_params_type, bsl_weight_type, bsl_tensor_type,
-    bsl_scope_type, bsl_kept_type, bsl_stream_type;
+    bsl_scope_type, bsl_kept_type, bsl_stream_type, bsl_routing_type;
 
 /* ---- boxes (box.c, types.c) ------------------------------------------------------------------ */
 
@@ -178,6 +178,7 @@ void bsl_open_array(lua_State *L);
 void bsl_open_file(lua_State *L);
 void bsl_open_folder(lua_State *L);
 void bsl_open_manifest(lua_State *L);
+void bsl_open_routing(lua_State *L);
 void bsl_open_placement(lua_State *L);
 void bsl_open_engine(lua_State *L);
 void bsl_open_store(lua_State *L);

@@ -156,6 +156,7 @@ int luaopen_bs(lua_State *L)
     bsl_open_store(L);
     bsl_open_params(L);
     bsl_open_tensor(L);
+    bsl_open_routing(L);
     bsl_open_head(L);
     bsl_open_stream(L);
     bsl_open_embedding(L);

@@ -155,6 +155,9 @@ static int l_engine_scope(lua_State *L)
 {
     static const bsl_option spec[] = {{"label", BSL_STR, offsetof(bs_scope_cfg, label), false},
                                       {"batch", BSL_ANY, 0, false},
+                                      {"routing", BSL_ANY, 0, false},
+                                      {"begin", BSL_I64, offsetof(bs_scope_cfg, begin), false},
+                                      {"rows", BSL_I64, offsetof(bs_scope_cfg, rows), false},
                                       {"micro", BSL_INT, offsetof(bs_scope_cfg, micro), false},
                                       {"tape", BSL_BOOL, offsetof(bs_scope_cfg, tape), false},
                                       {"train", BSL_BOOL, offsetof(bs_scope_cfg, train), false},
@@ -166,8 +169,10 @@ static int l_engine_scope(lua_State *L)
     lua_settop(L, 2);
     if (lua_isnil(L, 2))
         lua_pushnil(L);
-    else
+    else if (!(cfg.routing = bsl_optionbox(L, 2, "routing", &bsl_routing_type, false))) {
+        lua_pop(L, 1);
         cfg.batch = bsl_optionbox(L, 2, "batch", &bsl_batch_type, false);
+    }
     bsl_box *box = bsl_newbox(L, &bsl_scope_type);
     bsl_borrow(L, box, 0, 1);
     bsl_borrow(L, box, 1, 3);

@@ -6,6 +6,7 @@
 #include "lua/bsl.h"
 
 #include <limits.h>
+#include <string.h>
 
 static bs_manifest *check(lua_State *L)
 {
@@ -71,6 +72,32 @@ static int l_tensor(lua_State *L)
     uint64_t offset = (uint64_t)bsl_checkcount(L, 7);
     bs_status st = bs_manifest_add_tensor(m, block, name, t, ndim, dim, file, offset, &id);
     return push_id(L, st, "bs.manifest.tensor", id);
+}
+
+/* m:packed(block, name, packing, dims, {file, offset}, {file, offset of the scales}) -> id */
+static int l_packed(lua_State *L)
+{
+    bs_manifest *m = check(L);
+    int64_t dim[BS_MAX_DIMS] = {0};
+    bs_packed p = {.name = luaL_checkstring(L, 3), .dim = dim};
+    int block = bsl_checkint(L, 2, 0, INT_MAX), id = -1;
+    const char *packing = luaL_checkstring(L, 4);
+    for (int i = BS_PLAIN + 1; i < BS_PACKING_COUNT; i++)
+        if (strcmp(bs_packing_get((bs_packing)i)->name, packing) == 0)
+            p.packing = (bs_packing)i;
+    luaL_argcheck(L, p.packing, 4, "unknown packing");
+    p.ndim = bsl_checkdims(L, 5, dim);
+    for (int i = 0; i < 2; i++) {
+        luaL_checktype(L, 6 + i, LUA_TTABLE);
+        lua_rawgeti(L, 6 + i, 1);
+        lua_rawgeti(L, 6 + i, 2);
+        int file = bsl_checkint(L, -2, 0, INT_MAX);
+        uint64_t offset = (uint64_t)bsl_checkcount(L, -1);
+        *(i ? &p.scales_file : &p.file) = file;
+        *(i ? &p.scales_offset : &p.file_offset) = offset;
+    }
+    bs_status st = bs_manifest_add_packed(m, block, &p, &id);
+    return push_id(L, st, "bs.manifest.packed", id);
 }
 
 /* m:row_table(name, dtype, rows, cols, file, offset) -> id */
@@ -192,6 +219,7 @@ static const luaL_Reg methods[] = {{"alignment", l_alignment},
                                    {"find", l_find},
                                    {"finish", l_finish},
                                    {"json", l_json},
+                                   {"packed", l_packed},
                                    {"row_table", l_row_table},
                                    {"tensor", l_tensor},
                                    {"tensor_info", l_tensor_info},

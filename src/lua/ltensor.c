@@ -87,6 +87,8 @@ static int l_weight_new(lua_State *L)
 typedef struct linear_args { /* ids; -1: absent */
     int block, weight, bias, base_weight, base_bias, lora_a, lora_b;
     double scale, dropout;
+    bool transposed, grouped;
+    int first_expert;
     const char *name;
 } linear_args;
 
@@ -102,6 +104,11 @@ static const bsl_option linear_options[] = {
     {"lora_b", BSL_INT, offsetof(linear_args, lora_b), false},
     {"scale", BSL_NUM, offsetof(linear_args, scale), false},
     {"dropout", BSL_NUM, offsetof(linear_args, dropout), false},
+    {"transposed", BSL_BOOL, offsetof(linear_args, transposed), false},
+    {"grouped", BSL_BOOL, offsetof(linear_args, grouped), false},
+    {"first_expert", BSL_INT, offsetof(linear_args, first_expert), false},
+    {"next", BSL_ANY, 0, false},
+    {"next_bias", BSL_ANY, 0, false},
     {"name", BSL_STR, offsetof(linear_args, name), false},
     {NULL, BSL_ANY, 0, false}};
 
@@ -125,6 +132,22 @@ static bs_status linear_params(const bs_params *p, const linear_args *a, bs_line
     return st;
 }
 
+/* The tensors of a list of ids in a field of the table at 2, as scratch that stays on the stack; absent: none. */
+static const bs_tensor_info *const *tensor_list(lua_State *L, const bs_manifest *m, int block,
+                                                const char *field, int *n)
+{
+    int64_t count = 0;
+    *n = 0;
+    if (lua_getfield(L, 2, field) == LUA_TNIL)
+        return NULL;
+    const int64_t *id = bsl_integers(L, 2, -1, field, &count);
+    const bs_tensor_info **list = lua_newuserdatauv(L, ((size_t)count + 1) * sizeof *list, 0);
+    for (int64_t i = 0; i < count; i++)
+        list[i] = find_tensor(L, 2, m, block, id[i] < INT_MAX ? (int)id[i] : INT_MAX);
+    *n = (int)count;
+    return list;
+}
+
 static int l_linear_new(lua_State *L)
 {
     linear_args a = {
@@ -138,6 +161,13 @@ static int l_linear_new(lua_State *L)
     cfg.bias = a.bias == -1 ? NULL : find_tensor(L, 2, m, a.block, a.bias);
     cfg.scale = (float)a.scale;
     cfg.dropout = (float)a.dropout;
+    cfg.transposed = a.transposed;
+    cfg.grouped = a.grouped;
+    cfg.first_expert = a.first_expert;
+    cfg.next = tensor_list(L, m, a.block, "next", &cfg.n_next);
+    int biases = 0;
+    cfg.next_bias = tensor_list(L, m, a.block, "next_bias", &biases);
+    luaL_argcheck(L, biases == (cfg.bias ? cfg.n_next : 0), 2, "a bias for each of 'next', or none");
     cfg.name = a.name ? a.name : cfg.weight->name;
     const bs_params *p = bsl_optionbox(L, 2, "params", &bsl_params_type, false);
     int params = lua_gettop(L);
@@ -401,6 +431,16 @@ static int l_attention(lua_State *L)
 static const char *const act_words[] = {"silu", "gelu_tanh", "gelu_erf", "relu", NULL};
 
 /* glu(gate, up, act) */
+/* glu_clamped(x, alpha, limit) */
+static int l_glu_clamped(lua_State *L)
+{
+    bs_tensor *x = bsl_checktensor(L, 1), *y = NULL;
+    double alpha = luaL_checknumber(L, 2), limit = luaL_checknumber(L, 3);
+    bsl_box *box = bsl_newtensor(L, 1);
+    bs_status st = bs_op_glu_clamped(x, alpha, limit, &y);
+    return finish(L, box, y, st, "bs.op.glu_clamped");
+}
+
 static int l_glu(lua_State *L)
 {
     bs_tensor *g = bsl_checktensor(L, 1), *u = bsl_checktensor(L, 2), *y = NULL;
@@ -565,6 +605,7 @@ static const luaL_Reg ops[] = {{"accumulate", l_accumulate},
                                {"embed", l_embed},
                                {"from_array", l_from_array},
                                {"glu", l_glu},
+                               {"glu_clamped", l_glu_clamped},
                                {"labelled", l_labelled},
                                {"last", l_last},
                                {"layernorm", l_layernorm},

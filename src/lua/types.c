@@ -65,6 +65,11 @@ static void close_store(void *h)
     bs_store_close(h);
 }
 
+static void close_routing(void *h)
+{
+    bs_routing_close(h);
+}
+
 static void close_stream(void *h)
 {
     bs_stream_close(h);
@@ -82,4 +87,5 @@ const bsl_type bsl_tensor_type = {"bs.tensor", close_tensor, 1, 0};
 const bsl_type bsl_weight_type = {"bs.weight", close_weight, 2, 0};
 const bsl_type bsl_params_type = {"bs.params", close_params, 1, 0};
 const bsl_type bsl_store_type = {"bs.store", close_store, 2, 0};
+const bsl_type bsl_routing_type = {"bs.routing", close_routing, 2, 0};
 const bsl_type bsl_stream_type = {"bs.stream", close_stream, 2, 0};

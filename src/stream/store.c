@@ -401,6 +401,21 @@ bs_status bs_store_get(bs_store *s, int k, int micro, bs_place *out)
     return BS_OK;
 }
 
+bs_status bs_store_get_all(bs_store *s, int k, bs_place *out, int64_t *stride)
+{
+    bs_place at;
+    BSI_TRY(check(s, k, 0));
+    if (!s->keys[k].own)
+        return bsi_fail(BS_STATE,
+                        "store: key '%s' does not stay on the device; its micro-batches are apart",
+                        s->keys[k].name);
+    BSI_TRY(bs_store_get(s, k, 0, out));
+    for (int j = 1; j < s->batch->micros; j++)
+        BSI_TRY(bs_store_get(s, k, j, &at));
+    *stride = (int64_t)(s->keys[k].bytes / bs_dtype_size(s->keys[k].spec.dtype));
+    return BS_OK;
+}
+
 static bs_status check_fetch(const bs_store *s, const boundary *k)
 {
     for (int j = 0; j < s->batch->micros; j++)

@@ -144,6 +144,7 @@ bs_status bs_op_attention_cached(bs_tensor *q, bs_tensor *k, bs_tensor *v, const
     if (bsi_tape_wants(s, 3, in, false))
         return bsi_fail(BS_UNSUPPORTED,
                         "attention_cached: it has no gradient; it is for walks without a tape");
+    BSI_TRY(bsi_scope_whole(s, "attention_cached"));
     BSI_TRY(bsi_scope_micro(s, "attention_cached", q, &m));
     BSI_TRY(check(cache, layer_index, a, s, m));
     const layer *l = &cache->layer[layer_index];

@@ -21,7 +21,7 @@ bs_status bsi_op_same_shape(const char *op, const bs_tensor *a, const bs_tensor 
 bs_status bsi_op_need_channels(const char *op, const bs_tensor *x);
 static inline const bsi_micro *bsi_op_micro(const bsi_space *s)
 {
-    return &s->scope.batch->micro[s->scope.micro];
+    return bsi_scope_rows(s);
 }
 
 /* ---- ops_attention.c ------------------------------------------------------------------------- */

@@ -153,6 +153,7 @@ bs_status bs_op_attention(bs_tensor *q, bs_tensor *k, bs_tensor *v, const bs_att
     const bsi_micro *m;
     BSI_TRY(bsi_op_begin(&attention_op, 3, in, &s));
     BSI_TRY(bsi_attention_check(a, in));
+    BSI_TRY(bsi_scope_whole(s, "attention"));
     BSI_TRY(bsi_scope_micro(s, "attention", q, &m));
     double scale = a->scale != 0.0 ? a->scale : 1.0 / sqrt(a->head_dim);
     int64_t capacity = BSI_MAX(q->capacity, BSI_MAX(k->capacity, v->capacity));

@@ -42,6 +42,61 @@ bs_status bs_op_softmax(bs_tensor *x, bs_tensor **out)
     return bsi_op_finish(st, &softmax_op, y, out);
 }
 
+static bs_status glu_clamped_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
+{
+    const int64_t T = node->n[0], H = node->n[1];
+    bsi_value *dx;
+    BSI_TRY(bsi_grad_open(s, node->in[0], &dx));
+    bsi_kcall c = {.op = BSK_GLU_CLAMPED_BWD,
+                   .n_args = 3,
+                   .n = {T, H},
+                   .f = {node->f[0], node->f[1]},
+                   .label = "glu_clamped backward"};
+    c.arg[0] = bsi_act_read(s->e, node->saved[0]->at, 2 * T * H);
+    c.arg[1] = bsi_act_read(s->e, dy->at, T * H);
+    c.arg[2] = bsi_act_write(s->e, dx->at, 2 * T * H);
+    BSI_TRY(bsi_op_launch(s->e, &c));
+    return bsi_grad_close(s, node->in[0], dx);
+}
+
+static const bsi_op glu_clamped_op = {
+    .name = "glu_clamped", .id = 19, .backward = glu_clamped_backward};
+
+bs_status bs_op_glu_clamped(bs_tensor *x, double alpha, double limit, bs_tensor **out)
+{
+    bsi_space *s;
+    bs_tensor *y;
+    bsi_node *node;
+    char text[BSI_SHAPE_TEXT];
+    BSI_TRY(bsi_op_begin(&glu_clamped_op, 1, &x, &s));
+    BSI_TRY(bsi_op_need_channels("glu_clamped", x));
+    int64_t T = x->dim[0], C = bsi_tensor_row(x);
+    if (C % 2)
+        return bsi_fail(BS_SHAPE,
+                        "glu_clamped: x %s; gate and up in turn are an even number of channels",
+                        bsi_shape_text(x, text));
+    bsi_hash_number(s, alpha);
+    bsi_hash_number(s, limit);
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){T, C / 2}, x->capacity, &y));
+    bsi_kcall c = {.op = BSK_GLU_CLAMPED,
+                   .n_args = 2,
+                   .n = {T, C / 2},
+                   .f = {alpha, limit},
+                   .label = "glu_clamped"};
+    c.arg[0] = bsi_act_read(s->e, x->value->at, T * C);
+    c.arg[1] = bsi_act_write(s->e, y->value->at, T * C / 2);
+    bs_status st = bsi_op_launch(s->e, &c);
+    if (st == BS_OK && bsi_tape_wants(s, 1, &x, false) &&
+        (st = bsi_node_new(s, &glu_clamped_op, 1, &x, y->value, &node)) == BS_OK) {
+        node->n[0] = T;
+        node->n[1] = C / 2;
+        node->f[0] = alpha;
+        node->f[1] = limit;
+        bsi_node_save(node, x->value);
+    }
+    return bsi_op_finish(st, &glu_clamped_op, y, out);
+}
+
 static bs_status columns_backward(bsi_space *s, const bsi_node *node, bsi_value *dy)
 {
     const int64_t *n = node->n; /* T, C, first, n */

@@ -27,6 +27,7 @@ bs_status bs_op_embed(bs_engine *e, bs_weight *w, bs_tensor **out)
         return bsi_fail(BS_STATE, "embed: scope '%s' %s", s->scope.label->text,
                         s->scope.batch ? "has run its backward pass; no op can follow"
                                        : "has no micro-batch");
+    BSI_TRY(bsi_scope_whole(s, "embed"));
     if (w->e != e || w->ref.info.ndim != 2)
         return bsi_fail(BS_SHAPE, "embed: '%s' is no table [vocab, channels] of this engine",
                         w->ref.info.name);
@@ -95,6 +96,7 @@ bs_status bs_op_labelled(bs_tensor *x, bs_tensor **out)
     bsi_node *node;
     const bsi_micro *m;
     BSI_TRY(bsi_op_begin(&labelled_op, 1, &x, &s));
+    BSI_TRY(bsi_scope_whole(s, "labelled"));
     BSI_TRY(bsi_scope_micro(s, "labelled", x, &m));
     bs_status st = gather(s, x, m->label_at, m->labelled, &y);
     if (st != BS_OK)
@@ -119,6 +121,7 @@ bs_status bs_op_last(bs_tensor *x, bs_tensor **out)
     BSI_TRY(bsi_op_begin(&last_op, 1, &x, &s));
     if (bsi_tape_wants(s, 1, &x, false))
         return bsi_fail(BS_UNSUPPORTED, "last: it has no gradient; it is for walks without a tape");
+    BSI_TRY(bsi_scope_whole(s, "last"));
     BSI_TRY(bsi_scope_micro(s, "last", x, &m));
     return bsi_wrap(gather(s, x, m->last_at, m->rows, out), "last");
 }

@@ -6,6 +6,7 @@
 ** (step, row, position, channel), so backward draws the same mask again. Owner thread only.
 */
 #include "tensor/op.h"
+#include "tensor/routing.h"
 
 /* node->n of a linear */
 enum { N_ROWS, N_CAPACITY, N_STEP, N_DROP };
@@ -65,15 +66,61 @@ static bs_status adapter_input(bsi_space *s, const bs_linear *l, const int64_t *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* C = A op(W_e) + beta C, each row with the matrix of its expert. Those of the rows that the scope has. */
+static bs_status grouped_product(bsi_space *s, const bs_linear *l, bool tb, int64_t T, bsi_addr a,
+                                 bsi_addr c, double beta, const char *label)
+{
+    int64_t stride, E = l->n_next + 1, K = tb != l->transposed ? l->in : l->out, N = l->in + l->out - K;
+    bsi_addr w;
+    BSI_TRY(bsi_wref_group(s->e, &l->weight, l->n_next, l->next, &w, &stride));
+    bsi_kcall k = {.op = BSK_GEMM_GROUPED,
+                   .n_args = 4,
+                   .n = {E, tb, T, N, K, stride, bsi_routing_begin(s)},
+                   .f = {beta},
+                   .out = s->e->dtype,
+                   .label = label};
+    k.arg[0] = bsi_act_read(s->e, a, T * K);
+    k.arg[1] = bsi_act_read(s->e, w, (E - 1) * stride + N * K);
+    k.arg[2] = bsi_act_update(s->e, c, T * N);
+    k.arg[3] = bsi_routing_starts(s, l->first_expert, E);
+    return bsi_op_launch(s->e, &k);
+}
+
+static bs_status grouped_bias(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr y)
+{
+    int64_t stride, E = l->n_next + 1;
+    bsi_addr b;
+    BSI_TRY(bsi_wref_group(s->e, &l->bias, l->n_next, l->next + l->n_next, &b, &stride));
+    bsi_kcall k = {.op = BSK_BIAS_GROUPED,
+                   .n_args = 3,
+                   .n = {E, T, l->out, stride, bsi_routing_begin(s)},
+                   .label = "bias"};
+    k.arg[0] = bsi_act_update(s->e, y, T * l->out);
+    k.arg[1] = bsi_act_read(s->e, b, (E - 1) * stride + l->out);
+    k.arg[2] = bsi_routing_starts(s, l->first_expert, E);
+    return bsi_op_launch(s->e, &k);
+}
+
+static bs_status grouped_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr r,
+                                 bsi_addr y)
+{
+    if (r.mem)
+        return bsi_fail(BS_UNSUPPORTED, "a group of experts takes no residual");
+    BSI_TRY(grouped_product(s, l, !l->transposed, T, x, y, 0.0, "experts"));
+    return l->bias.count ? grouped_bias(s, l, T, y) : BS_OK;
+}
+
 /* y = x W^T + b + r. With an adapter y has its part and r already, so that the sum of all is rounded
    twice and no more. */
 static bs_status base_forward(bsi_space *s, const bs_linear *l, int64_t T, bsi_addr x, bsi_addr r,
                               bsi_addr y)
 {
     bsi_addr w, b;
+    if (l->grouped)
+        return grouped_forward(s, l, T, x, r, y);
     BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
     BSI_TRY(bsi_gemm_launch(s->e,
-                            &(bsi_gemm){.tb = true,
+                            &(bsi_gemm){.tb = !l->transposed,
                                         .M = T,
                                         .N = l->out,
                                         .K = l->in,
@@ -169,13 +216,13 @@ static bs_status base_grads(bsi_space *s, const bs_linear *l, int64_t T, bsi_add
         BSI_TRY(bsi_gemm_launch(s->e,
                                 &(bsi_gemm){.ta = true,
                                             .sums = true,
-                                            .M = l->out,
-                                            .N = l->in,
+                                            .M = l->transposed ? l->in : l->out,
+                                            .N = l->transposed ? l->out : l->in,
                                             .K = T,
                                             .alpha = 1.0,
                                             .beta = 1.0,
-                                            .a = dy,
-                                            .b = x,
+                                            .a = l->transposed ? x : dy,
+                                            .b = l->transposed ? dy : x,
                                             .c = l->weight.grad},
                                 "gradient of weight"));
     if (!l->bias.grad.mem)
@@ -254,9 +301,15 @@ static bs_status input_grad(bsi_space *s, const bs_linear *l, const bsi_node *no
         BSI_TRY(adapter_dx(s, l, node->n, u, dx->at, add));
         add = true;
     }
+    if (l->grouped) {
+        BSI_TRY(grouped_product(s, l, l->transposed, node->n[N_ROWS], dy, dx->at, add ? 1.0 : 0.0,
+                                "dx of experts"));
+        return bsi_grad_close(s, node->in[0], dx);
+    }
     BSI_TRY(bsi_wref_addr(s->e, &l->weight, &w));
     BSI_TRY(bsi_gemm_launch(s->e,
-                            &(bsi_gemm){.M = node->n[N_ROWS],
+                            &(bsi_gemm){.tb = l->transposed,
+                                        .M = node->n[N_ROWS],
                                         .N = l->in,
                                         .K = l->out,
                                         .alpha = 1.0,
@@ -351,6 +404,10 @@ static bs_status check_input(bsi_space *s, const bs_tensor *x, const bs_tensor *
 {
     char shape[BSI_SHAPE_TEXT];
     const bsi_micro *m;
+    if (l->grouped && !s->scope.routing)
+        return bsi_fail(BS_STATE,
+                        "linear '%s' is of a group of experts; scope '%s' is not of routed rows",
+                        l->name, s->scope.label->text);
     if (x->ndim < 2 || bsi_tensor_row(x) != l->in)
         return bsi_fail(BS_SHAPE,
                         "linear '%s': x %s does not meet weight [%lld %lld]; rows of %lld channels are "

@@ -3,6 +3,7 @@
 ** scope.c: opening and closing the scope of an engine, and setting one aside between its forward
 ** and its backward pass, so that others can be opened meanwhile. Owner thread only.
 */
+#include "tensor/routing.h"
 #include "tensor/tape.h"
 
 #include <stdio.h>
@@ -99,17 +100,22 @@ bs_status bs_scope_open(bs_engine *e, const bs_scope_cfg *cfg)
         return bsi_fail(BS_ARG,
                         "scope '%s': micro-batch %d; a batch of this engine with 0..%d is expected",
                         label, cfg->micro, cfg->batch->cfg.micros - 1);
+    if (cfg->routing)
+        BSI_TRY(bsi_routing_check(cfg->routing, e, cfg->begin, cfg->rows));
     bsi_label *l = bsi_record_take(s, BSI_LABEL);
     if (!l)
         return BS_NOMEM;
     l->refs = 1;
     snprintf(l->text, sizeof l->text, "%s", label);
-    s->scope = (bsi_scope){.batch = cfg->batch,
+    s->scope = (bsi_scope){.batch = cfg->routing ? bsi_routing_batch(cfg->routing) : cfg->batch,
                            .micro = cfg->micro,
                            .step = cfg->step,
                            .tape = cfg->tape,
                            .train = cfg->train,
                            .label = l};
+    if (cfg->routing)
+        bsi_routing_piece(cfg->routing, cfg->begin, cfg->rows, &s->scope.piece);
+    s->scope.routing = cfg->routing;
     s->open = true;
     bsi_range_begin(e->dev, s->scope.label->text);
     return BS_OK;

@@ -113,11 +113,19 @@ bs_status bsi_scope_micro(bsi_space *s, const char *op, const bs_tensor *x, cons
     if (!s->scope.batch)
         return bsi_fail(BS_STATE, "%s: scope '%s' has no micro-batch, which gives rows and positions",
                         op, s->scope.label->text);
-    const bsi_micro *m = &s->scope.batch->micro[s->scope.micro];
+    const bsi_micro *m = bsi_scope_rows(s);
     if (x->dim[0] != m->tokens)
         return bsi_fail(
             BS_SHAPE, "%s: x %s has %lld rows, the micro-batch of scope '%s' has %lld tokens", op,
             bsi_shape_text(x, shape), (long long)x->dim[0], s->scope.label->text, (long long)m->tokens);
     *out = m;
+    return BS_OK;
+}
+
+bs_status bsi_scope_whole(const bsi_space *s, const char *op)
+{
+    if (s->scope.routing)
+        return bsi_fail(BS_STATE, "%s: scope '%s' is of routed rows; it is for a whole micro-batch", op,
+                        s->scope.label->text);
     return BS_OK;
 }

@@ -70,6 +70,8 @@ typedef struct bsi_scope { /* what of a scope is set aside with it */
     bool tape, train, walked;
     int64_t step;
     uint64_t hash;
+    const bs_routing *routing; /* the scope is of routed rows: piece says which */
+    bsi_micro piece;
     bsi_label *label;
     bsi_link *values, *nodes; /* newest first */
 } bsi_scope;
@@ -144,8 +146,15 @@ char *bsi_shape_text(const bs_tensor *t, char text[BSI_SHAPE_TEXT]);
 bs_status bsi_space_get(bs_engine *e, bsi_space **out);
 /* The open scope of an engine, or BS_STATE. */
 bs_status bsi_scope_get(bs_engine *e, const char *what, bsi_space **out);
-/* The micro-batch of the scope; BS_STATE without one, BS_SHAPE when x does not hold a row per token. */
+/* The rows of the scope: of its micro-batch, or routed ones, which have positions and identities alone. */
+static inline const bsi_micro *bsi_scope_rows(const bsi_space *s)
+{
+    return s->scope.routing ? &s->scope.piece : &s->scope.batch->micro[s->scope.micro];
+}
+/* The same for an op; BS_STATE without one, BS_SHAPE when x does not hold a row per token. */
 bs_status bsi_scope_micro(bsi_space *s, const char *op, const bs_tensor *x, const bsi_micro **out);
+/* BS_STATE in a scope of routed rows: the op asks for more of a micro-batch than those have. */
+bs_status bsi_scope_whole(const bsi_space *s, const char *op);
 /* The scope is no longer the open one: every handle is dead. Its records are the caller's to free or keep. */
 void bsi_scope_leave(bsi_space *s);
 /* The open scope ends: handles die, bytes and records go back. */

@@ -35,6 +35,25 @@ static bs_status mark_expanded(bsi_space *s, uint64_t offset)
     return BS_OK;
 }
 
+/* The kernel of each packing. */
+static const bsk_op unpack[BS_PACKING_COUNT] = {[BS_MXFP4] = BSK_EXPAND_MXFP4};
+
+static bs_status expand_packed(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_addr to)
+{
+    const bs_packing_info *f = bs_packing_get(w->info.packing);
+    size_t groups = (size_t)(w->count / f->group);
+    bsi_addr scales = {stored.mem, stored.off - w->info.slot_offset + w->info.scales_offset};
+    bsi_kcall c = {.op = unpack[w->info.packing],
+                   .n_args = 3,
+                   .n = {w->count},
+                   .out = e->dtype,
+                   .label = "expand"};
+    c.arg[0] = (bsi_arg){stored, groups * (size_t)f->bytes, BSI_READ};
+    c.arg[1] = (bsi_arg){scales, groups * (size_t)f->scale_bytes, BSI_READ};
+    c.arg[2] = bsi_operand(to, e->dtype, w->count, BSI_WRITE);
+    return bsi_engine_launch(e, &c);
+}
+
 static bs_status expand(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_addr *out)
 {
     bsi_space *s;
@@ -57,28 +76,53 @@ static bs_status expand(bs_engine *e, const bsi_wref *w, bsi_addr stored, bsi_ad
     }
     if (is_expanded(s, w->info.expand_offset))
         return BS_OK;
-    bsi_expand x = {.from = stored,
-                    .to = *out,
-                    .stored = w->info.dtype,
-                    .out = e->dtype,
-                    .n = w->count,
-                    .scale = 1.0};
-    BSI_TRY(bsi_expand_launch(e, &x, "expand"));
+    if (w->info.packing) {
+        BSI_TRY(expand_packed(e, w, stored, *out));
+    } else {
+        bsi_expand x = {.from = stored,
+                        .to = *out,
+                        .stored = w->info.dtype,
+                        .out = e->dtype,
+                        .n = w->count,
+                        .scale = 1.0};
+        BSI_TRY(bsi_expand_launch(e, &x, "expand"));
+    }
     return mark_expanded(s, w->info.expand_offset);
 }
 
-bs_status bsi_wref_addr(bs_engine *e, const bsi_wref *w, bsi_addr *out)
+bs_status bsi_wref_stored(const bs_engine *e, const bsi_wref *w, bsi_addr *out)
 {
     bsi_addr base = e->binding.base[w->block];
     if (!base.mem)
         return bsi_fail(BS_STATE, "weight '%s' is used outside a visit of its block %d (visit now: %s)",
                         w->info.name, w->block, e->binding.visit ? e->binding.visit : "none");
-    bsi_addr stored = bsi_addr_add(base, w->info.slot_offset);
+    *out = bsi_addr_add(base, w->info.slot_offset);
+    return BS_OK;
+}
+
+bs_status bsi_wref_addr(bs_engine *e, const bsi_wref *w, bsi_addr *out)
+{
+    bsi_addr stored;
+    BSI_TRY(bsi_wref_stored(e, w, &stored));
     if (w->info.dtype == e->dtype) {
         *out = stored;
         return BS_OK;
     }
     return expand(e, w, stored, out);
+}
+
+bs_status bsi_wref_group(bs_engine *e, const bsi_wref *first, int n_next, const bsi_wref *next,
+                         bsi_addr *out, int64_t *stride)
+{
+    bsi_addr at;
+    BSI_TRY(bsi_wref_addr(e, first, out));
+    *stride = first->count;
+    for (int i = 0; i < n_next; i++) {
+        BSI_TRY(bsi_wref_addr(e, &next[i], &at));
+        if (i == 0)
+            *stride = (int64_t)((at.off - out->off) / bs_dtype_size(e->dtype));
+    }
+    return BS_OK;
 }
 
 /* ---- construction ---------------------------------------------------------------------------- */
@@ -101,7 +145,8 @@ static bs_status wref_init(bs_engine *e, int block, const bs_tensor_info *info,
     if (block < 0 || block >= e->binding.n_blocks)
         return bsi_fail(BS_ARG, "weight '%s': block %d; the engine was opened for blocks 0..%d",
                         info->name, block, e->binding.n_blocks - 1);
-    if (info->dtype != BS_DTYPE_F32 && info->dtype != BS_DTYPE_BF16 && info->dtype != BS_DTYPE_F16)
+    if (!info->packing && info->dtype != BS_DTYPE_F32 && info->dtype != BS_DTYPE_BF16 &&
+        info->dtype != BS_DTYPE_F16)
         return bsi_fail(BS_DTYPE, "weight '%s' is stored as %s; ops take f32, bf16 and f16", info->name,
                         bs_dtype_name(info->dtype));
     if (info->dtype != e->dtype && info->compute != e->dtype)
@@ -116,7 +161,7 @@ static bs_status wref_init(bs_engine *e, int block, const bs_tensor_info *info,
         if (info->dim[i] < 1 || __builtin_mul_overflow(count, info->dim[i], &count))
             return bsi_fail(BS_SHAPE, "weight '%s': dim %d is %lld", info->name, i,
                             (long long)info->dim[i]);
-    if (info->bytes != (uint64_t)count * bs_dtype_size(info->dtype))
+    if (!info->packing && info->bytes != (uint64_t)count * bs_dtype_size(info->dtype))
         return bsi_fail(BS_SHAPE, "weight '%s': %lld elements of %s in %llu bytes", info->name,
                         (long long)count, bs_dtype_name(info->dtype), (unsigned long long)info->bytes);
     if (param && param->grad.mem)
@@ -201,6 +246,49 @@ static bs_status init_adapter(bs_linear *l, const bs_linear_cfg *cfg)
     return BS_OK;
 }
 
+/* The layouts of slots and of expansions place tensors by their sizes alone, so two neighbours tell of all. */
+static bs_status check_neighbours(const bs_linear *l, const bsi_wref *first, const bsi_wref *next)
+{
+    for (int i = 0; i < l->n_next; i++) {
+        const bs_tensor_info *a = i ? &next[i - 1].info : &first->info, *b = &next[i].info;
+        bool same =
+            a->dtype == b->dtype && a->packing == b->packing && a->ndim == b->ndim &&
+            !memcmp(a->dim, b->dim, sizeof a->dim) &&
+            b->slot_offset - a->slot_offset == next[0].info.slot_offset - first->info.slot_offset &&
+            b->expand_offset - a->expand_offset ==
+                next[0].info.expand_offset - first->info.expand_offset;
+        if (!same || b->slot_offset <= a->slot_offset)
+            return bsi_fail(BS_SHAPE, "linear '%s': '%s' does not follow '%s' as experts of a group do",
+                            l->name, b->name, a->name);
+    }
+    return BS_OK;
+}
+
+static bs_status init_group(bs_linear *l, const bs_linear_cfg *cfg)
+{
+    l->grouped = cfg->grouped;
+    l->first_expert = cfg->first_expert;
+    if (!cfg->grouped)
+        return BS_OK;
+    if (cfg->lora_a.value.mem || l->weight.grad.mem || l->bias.grad.mem)
+        return bsi_fail(BS_UNSUPPORTED,
+                        "linear '%s': a group of experts has no adapter and does not train", l->name);
+    int kinds = cfg->bias ? 2 : 1;
+    l->next = bsi_alloc(BS_TAG_HEADER, (size_t)(kinds * cfg->n_next) * sizeof *l->next);
+    if (!l->next)
+        return BS_NOMEM;
+    l->n_next = cfg->n_next;
+    for (int i = 0; i < cfg->n_next; i++) {
+        BSI_TRY(wref_init(l->e, cfg->block, cfg->next[i], NULL, &l->next[i]));
+        if (cfg->bias)
+            BSI_TRY(wref_init(l->e, cfg->block, cfg->next_bias[i], NULL, &l->next[cfg->n_next + i]));
+    }
+    if (!l->n_next)
+        return BS_OK;
+    BSI_TRY(check_neighbours(l, &l->weight, l->next));
+    return cfg->bias ? check_neighbours(l, &l->bias, l->next + cfg->n_next) : BS_OK;
+}
+
 static bs_status init_linear(bs_linear *l, const bs_linear_cfg *cfg)
 {
     const bs_tensor_info *w = cfg->weight, *b = cfg->bias;
@@ -210,8 +298,9 @@ static bs_status init_linear(bs_linear *l, const bs_linear_cfg *cfg)
     if (w->ndim != 2)
         return bsi_fail(BS_SHAPE, "linear '%s': weight '%s' has %d dims, [out, in] is expected",
                         l->name, w->name, w->ndim);
-    l->out = w->dim[0];
-    l->in = w->dim[1];
+    l->transposed = cfg->transposed;
+    l->out = w->dim[l->transposed ? 1 : 0];
+    l->in = w->dim[l->transposed ? 0 : 1];
     BSI_TRY(wref_init(l->e, cfg->block, w, &cfg->base_weight, &l->weight));
     if (b) {
         if (b->ndim != 1 || b->dim[0] != l->out)
@@ -220,6 +309,7 @@ static bs_status init_linear(bs_linear *l, const bs_linear_cfg *cfg)
                 l->name, b->name, b->ndim, (long long)(b->ndim ? b->dim[0] : 0), (long long)l->out);
         BSI_TRY(wref_init(l->e, cfg->block, b, &cfg->base_bias, &l->bias));
     }
+    BSI_TRY(init_group(l, cfg));
     return init_adapter(l, cfg);
 }
 
@@ -244,8 +334,11 @@ void bs_linear_free(bs_linear *l)
 {
     if (!l)
         return;
+    for (int i = 0; l->next && i < l->n_next * (l->bias.count ? 2 : 1); i++)
+        wref_free(&l->next[i]);
     wref_free(&l->weight);
     wref_free(&l->bias);
+    bsi_free(l->next);
     bsi_free(l->name);
     bsi_free(l);
 }

@@ -45,6 +45,46 @@ static void try_gemm(void)
         }
 }
 
+/* Groups of no rows, of a few, of more than a tile; rows before the first and after the last; matrices apart. */
+static void try_gemm_grouped(void)
+{
+    enum { E = 7, ROWS = 500 };
+    static const int32_t offset[E + 1] = {3, 3, 8, 136, 136, 137, 300, 491};
+    static const int64_t shapes[][2] = {{384, 200}, {72, 64}, {264, 136}, {33, 17}, {1, 5}};
+    for (size_t s = 0; s < BSI_COUNT(shapes); s++)
+        for (int v = 0; v < 6; v++) { /* both ways to lie; f32, bf16, bf16 to f32 */
+            int64_t N = shapes[s][0], K = shapes[s][1], apart = s == 2 ? 24 : 0;
+            trial t = trial_of(BSK_GEMM_GROUPED, "gemm_grouped", v < 2 ? BS_DTYPE_F32 : BS_DTYPE_BF16);
+            t.out = v < 4 ? t.dtype : BS_DTYPE_F32;
+            numbers(&t, A, BSI_READ, ROWS * K, 1);
+            numbers(&t, A, BSI_READ, E * (N * K + apart), 1);
+            numbers(&t, O, BSI_READWRITE, ROWS * N, 1);
+            memcpy(put(&t, I, BSI_READ, E + 1)->value, offset, sizeof offset);
+            SIZES(&t, E, v & 1, ROWS - 30, N, K, N * K + apart, 5);
+            t.f[0] = s == 1 || v == 3 ? 1.0 : 0.0;
+            t.shift = s == 3;
+            note(&t, v & 1 ? "T" : "N", N), note(&t, "K", K);
+            run(&t);
+        }
+}
+
+static void try_bias_grouped(void)
+{
+    enum { E = 7, ROWS = 461 };
+    static const int32_t offset[E + 1] = {3, 3, 8, 136, 136, 137, 300, 491};
+    for (int v = 0; v < 4; v++) {
+        int64_t C = v < 2 ? 264 : 19, apart = v < 2 ? 8 : 3;
+        trial t = trial_of(BSK_BIAS_GROUPED, "bias_grouped", types[v & 1]);
+        numbers(&t, A, BSI_READWRITE, ROWS * C, 1);
+        numbers(&t, A, BSI_READ, E * (C + apart), 1);
+        memcpy(put(&t, I, BSI_READ, E + 1)->value, offset, sizeof offset);
+        SIZES(&t, E, ROWS, C, C + apart, 5);
+        t.shift = v == 2;
+        note(&t, "C", C);
+        run(&t);
+    }
+}
+
 static void try_flat(bsk_op op, const char *name, int in, int out, bool act, int scalar)
 {
     static const int64_t lengths[] = {1, 1000, 4099};
@@ -98,6 +138,26 @@ static void try_expand(void)
 
 static const int64_t row_shapes[][2] = {{37, 128}, {5, 1000}, {3, 4099}, {130, 1},
                                         {9, 4096}, {70, 40},  {3, 6000}, {2, 9001}};
+
+/* Every code with every scale, the kinds of scale that are special among them. */
+static void try_expand_mxfp4(void)
+{
+    enum { GROUPS = 300 };
+    for (int v = 0; v < 2; v++) {
+        trial t = trial_of(BSK_EXPAND_MXFP4, "expand_mxfp4", types[v]);
+        int32_t *blocks = put(&t, I, BSI_READ, GROUPS * 4)->value,
+                *scales = put(&t, I, BSI_READ, (GROUPS + 3) / 4)->value;
+        for (int64_t i = 0; i < GROUPS * 4; i++)
+            blocks[i] = (int32_t)((uint32_t)i * 2654435761u);
+        for (int64_t i = 0; i < GROUPS; i++)
+            ((uint8_t *)scales)[i] =
+                (uint8_t)(v && i % 256 > 250 ? 100 : i); /* bf16 ends before 2^128 as f32 does */
+        written(&t, O, GROUPS * 32);
+        SIZES(&t, GROUPS * 32);
+        t.bound = 0;
+        run(&t);
+    }
+}
 
 static void try_norm(void)
 {
@@ -264,6 +324,174 @@ static void try_scatter(void)
             t.f[0] = 0.5;
             note(&t, "n", n), note(&t, "C", C);
             run(&t);
+        }
+}
+
+/* ---- routing ---- */
+
+/* Logits in [-4, 4), apart by more than scores are rounded in f32; in some rows some are equal. */
+static void distinct(float *z, int64_t E, int64_t step)
+{
+    for (int64_t e = 0; e < E; e++)
+        z[e] = (float)((e * step + step) % E - E / 2) * 8.0f / (float)E;
+    for (int64_t e = 0; e + 3 < E && step % 4 == 1; e += 5)
+        z[e + 3] = z[e];
+}
+
+typedef struct route_case {
+    int64_t T, E, k, kind, groups, kept, renorm, biased;
+} route_case;
+
+static void route_sizes(trial *t, const route_case *r)
+{
+    bool forward = t->op == BSK_ROUTE;
+    SIZES(t, r->T, r->E, r->k, r->kind, forward ? r->groups : 0, forward ? r->kept : 0, r->renorm);
+    t->f[0] = 1.5;
+    t->shift = r->E == 37;
+    t->floor = 0.01;
+    note(t, "T", r->T), note(t, "E", r->E), note(t, "k", r->k), note(t, "kind", r->kind);
+    note(t, "groups", r->groups), note(t, "bias", r->biased);
+}
+
+static void try_route_case(const route_case *r, bs_dtype dtype)
+{
+    trial t = trial_of(BSK_ROUTE, "route", dtype), b = trial_of(BSK_ROUTE_BWD, "route_bwd", dtype);
+    int64_t n = r->T * r->k;
+    float *z = numbers(&t, A, BSI_READ, r->T * r->E, 0);
+    for (int64_t i = 0; i < r->T; i++)
+        distinct(z + i * r->E, r->E, 2 * i + 1);
+    for (int64_t e = 0; e < r->E && r->T > 8; e += 3) { /* what is no number, or too large for one */
+        z[4 * r->E + e / 2] = NAN;
+        z[5 * r->E + e] = -INFINITY;
+        z[6 * r->E + e / 7] = INFINITY;
+    }
+    float *bias = numbers(&t, F, BSI_READ, r->biased ? r->E : 0, 0);
+    for (int64_t e = 0; e < r->E && r->biased; e++)
+        bias[e] = (float)(e % 7) * 0.125f;
+    written(&t, A, n), written(&t, I, n);
+    route_sizes(&t, r);
+    round_inputs(&t);
+    run_cpu(&t);
+    memcpy(numbers(&b, A, BSI_READ, r->T * r->E, 0), z, (size_t)(r->T * r->E) * sizeof *z);
+    memcpy(put(&b, I, BSI_READ, n)->value, t.p[3].value, (size_t)n * sizeof(int32_t));
+    numbers(&b, A, BSI_READ, n, 1), written(&b, A, r->T * r->E);
+    route_sizes(&b, r);
+    run(&t);
+    run(&b);
+}
+
+static void try_route(void)
+{
+    static const route_case cases[] = {
+        {70, 128, 8, BSK_ROUTE_SOFTMAX, 1, 1, 1, 0},   {5, 37, 5, BSK_ROUTE_SOFTMAX, 0, 0, 0, 1},
+        {9, 32, 4, BSK_ROUTE_CHOSEN, 1, 1, 0, 0},      {3, 128, 4, BSK_ROUTE_CHOSEN, 1, 1, 0, 1},
+        {33, 128, 8, BSK_ROUTE_SIGMOID, 1, 1, 1, 1},   {17, 256, 8, BSK_ROUTE_SIGMOID, 8, 4, 1, 1},
+        {6, 60, 4, BSK_ROUTE_SIGMOID, 15, 3, 0, 0},    {4, 512, 11, BSK_ROUTE_SOFTMAX, 1, 1, 1, 0},
+        {2, 1024, 40, BSK_ROUTE_SIGMOID, 64, 9, 1, 1}, {3, 37, 37, BSK_ROUTE_SOFTMAX, 1, 1, 1, 0},
+        {5, 1, 1, BSK_ROUTE_CHOSEN, 1, 1, 0, 0},       {7, 9, 1, BSK_ROUTE_SIGMOID, 9, 2, 0, 0},
+        {3, 300, 300, BSK_ROUTE_SIGMOID, 1, 1, 0, 1},
+    };
+    for (size_t i = 0; i < BSI_COUNT(cases); i++)
+        for (int v = 0; v < 2; v++)
+            try_route_case(&cases[i], types[v]);
+}
+
+/* Experts of entries: in no order; in runs; some left out, all left out; one for all. */
+static int32_t expert_of(int64_t i, int64_t n, int64_t E, int how)
+{
+    switch (how) {
+    case 0:
+        return (int32_t)((uniform() + 1) / 2 * (double)E);
+    case 1:
+        return (int32_t)(i * E / n);
+    case 2:
+        return i % 3 == 1 ? -1 : i % 5 == 2 ? (int32_t)E : (int32_t)(i * 7919 % E);
+    case 3:
+        return -1;
+    default:
+        return (int32_t)E - 1;
+    }
+}
+
+static void try_sort(void)
+{
+    static const int64_t shapes[][2] = {{1, 1},     {100, 7},     {2048, 128},  {2049, 128},
+                                        {9001, 60}, {4100, 1024}, {40000, 128}, {2048 * 70 + 5, 1024},
+                                        {70000, 1}}; /* n, E */
+    for (size_t s = 0; s < BSI_COUNT(shapes); s++)
+        for (int how = 0; how < 5; how++) {
+            int64_t n = shapes[s][0], E = shapes[s][1];
+            trial t = trial_of(BSK_SORT_ROWS, "sort_rows", BS_DTYPE_F32);
+            if (SHORT && n > 10000)
+                continue;
+            int32_t *id = put(&t, I, BSI_READ, n)->value;
+            for (int64_t i = 0; i < n; i++)
+                id[i] = expert_of(i, n, E, how);
+            written(&t, I, n), written(&t, I, n), written(&t, I, E + 1);
+            written(&t, SCRATCH, (int64_t)bsk_sort_scratch(n, E));
+            SIZES(&t, n, E);
+            t.shift = s == 3;
+            note(&t, "n", n), note(&t, "E", E), note(&t, "how", how);
+            run(&t);
+        }
+}
+
+/* Rows in pieces that lie apart, in the order of their experts and back, in a window. */
+static void try_order(void)
+{
+    static const int64_t shapes[][5] = {
+        {60, 128, 4, 20, 2560},  {60, 72, 4, 20, 2000}, {30, 33, 2, 10, 331}, {300, 1, 1, 100, 104},
+        {12, 4104, 9, 6, 30000}, {7, 2048, 1, 7, 0}}; /* R, C, k, rows, stride */
+    for (size_t s = 0; s < BSI_COUNT(shapes); s++)
+        for (int v = 0; v < 2; v++) {
+            int64_t R = shapes[s][0], C = shapes[s][1], k = shapes[s][2], rows = shapes[s][3],
+                    stride = shapes[s][4], n = R * k, size = (R / rows - 1) * stride + rows * C,
+                    begin = n / 5, end = n - n / 7;
+            trial t = trial_of(BSK_TAKE_ROWS, "take_rows", types[v]),
+                  b = trial_of(BSK_SUM_ROWS, "sum_rows", types[v]);
+            numbers(&t, A, BSI_READ, size, 1);
+            int32_t *order = ints(&t, n, n);
+            written(&t, A, n * C);
+            numbers(&b, A, BSI_READ, (end - begin) * C, 1);
+            int32_t *place = ints(&b, n, n);
+            for (int64_t i = 0; i < n; i += 6)
+                order[n - 1 - i] = place[i] = -1;
+            for (int64_t i = 0; i < k; i++)
+                place[(R - 1) * k + i] =
+                    (int32_t)(i % 2 ? n - 1 : 0); /* a row without any in the window */
+            numbers(&b, F, BSI_READWRITE, size, 1);
+            SIZES(&t, n, C, k, rows, stride);
+            SIZES(&b, R, C, k, begin, end - begin, rows, stride);
+            t.bound = b.bound = 0;
+            t.shift = b.shift = s == 1;
+            note(&t, "C", C), note(&t, "k", k), note(&b, "C", C), note(&b, "k", k);
+            run(&t);
+            run(&b);
+        }
+}
+
+static void try_glu_clamped(void)
+{
+    static const int64_t shapes[][2] = {{1, 1}, {5, 200}, {7, 999}, {3, 1368}, {2, 33}}; /* T, H */
+    for (size_t s = 0; s < BSI_COUNT(shapes); s++)
+        for (int v = 0; v < 2; v++) {
+            int64_t T = shapes[s][0], H = shapes[s][1];
+            trial t = trial_of(BSK_GLU_CLAMPED, "glu_clamped", types[v]),
+                  b = trial_of(BSK_GLU_CLAMPED_BWD, "glu_clamped_bwd", types[v]);
+            for (trial *p = &t; p; p = p == &t ? &b : NULL) {
+                float *x = numbers(p, A, BSI_READ, 2 * T * H, 11);
+                for (int64_t i = 0; i < 2 * T * H; i += 7)
+                    x[i] = i % 2 ? -7.0f : 7.0f; /* at the limit */
+                if (p == &b)
+                    numbers(p, A, BSI_READ, T * H, 1);
+                written(p, A, (p == &b ? 2 : 1) * T * H);
+                SIZES(p, T, H);
+                p->f[0] = 1.702;
+                p->f[1] = 7.0;
+                p->shift = s == 1;
+                note(p, "T", T), note(p, "H", H);
+                run(p);
+            }
         }
 }
 
@@ -609,7 +837,10 @@ static void try_cache(void)
 static void try_all(void)
 {
     try_gemm();
+    try_gemm_grouped();
+    try_bias_grouped();
     try_expand();
+    try_expand_mxfp4();
     try_flat(BSK_ADD, "add", 2, 1, false, 0);
     try_flat(BSK_MUL, "mul", 2, 1, false, 0);
     try_flat(BSK_AXPY, "axpy", 2, 0, false, 1);
@@ -627,6 +858,10 @@ static void try_all(void)
     try_layernorm();
     try_rows();
     try_scatter();
+    try_route();
+    try_sort();
+    try_order();
+    try_glu_clamped();
     try_rope();
     try_norm_rope();
     try_head();

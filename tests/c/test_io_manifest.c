@@ -229,6 +229,162 @@ static void test_refused(void **state)
     bs_manifest_free(NULL);
 }
 
+/* ---- packed tensors ---- */
+
+enum { SCALES_AT = 20000 };
+
+/* sample(), and in block 1 values [3, 64] in two groups a row. */
+static bs_manifest *packed_sample(uint64_t scales_at)
+{
+    bs_manifest *m = sample();
+    int i = -1;
+    const bs_packed p = {.name = "p",
+                         .packing = BS_MXFP4,
+                         .ndim = 2,
+                         .dim = (int64_t[]){3, 64},
+                         .file = 0,
+                         .scales_file = 1,
+                         .file_offset = 7001,
+                         .scales_offset = scales_at};
+    if (bs_manifest_add_packed(m, 1, &p, &i) != BS_OK)
+        fail_msg("%s", bs_error()->msg);
+    assert_int_equal(i, 3);
+    tensor(m, 1, "after", BS_DTYPE_BF16, 100, 0, 0);
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    return m;
+}
+
+static void test_packed(void **state)
+{
+    (void)state;
+    bs_manifest *m = packed_sample(SCALES_AT), *moved = packed_sample(SCALES_AT + 1);
+    assert_string_equal(bs_packing_get(BS_MXFP4)->name, "mxfp4");
+    assert_null(bs_packing_get(BS_PLAIN));
+    assert_null(bs_packing_get(BS_PACKING_COUNT));
+    const bs_tensor_info *p = bs_manifest_tensor(m, 1, 3), *s = bs_manifest_tensor(m, 1, 4);
+    assert_string_equal(s->name, "p.scales");
+    assert_int_equal(bs_manifest_find_tensor(m, 1, "p.scales"), 4);
+    assert_true(p->packing == BS_MXFP4 && p->dtype == BS_DTYPE_U8 && p->ndim == 2);
+    assert_true(p->dim[0] == 3 && p->dim[1] == 64 && p->bytes == 3 * 2 * 16);
+    assert_true(s->packing == BS_PLAIN && s->dtype == BS_DTYPE_U8 && s->ndim == 2);
+    assert_true(s->dim[0] == 3 && s->dim[1] == 2 && s->bytes == 6 && s->scales == -1);
+    assert_int_equal(bs_manifest_tensor(m, 1, 0)->scales, -1);
+    assert_int_equal(p->scales, 4);
+    assert_int_equal(p->scales_offset, s->slot_offset);
+    assert_true(s->slot_offset > p->slot_offset && s->slot_offset % 256 == 0);
+    check_extents(m, 1, bs_manifest_alignment(m));
+    assert_int_equal(bs_manifest_block(m, 1)->payload_bytes, 400 + 3 * 200 + 96 + 6);
+    for (int pass = 0; pass < 2; pass++) { /* f32, bf16: y and z, or x before it */
+        uint64_t size = pass ? 2 : 4, before = pass ? 512 : 2 * 512;
+        assert_int_equal(bs_manifest_compute(m, pass ? BS_DTYPE_BF16 : BS_DTYPE_F32), BS_OK);
+        assert_int_equal(p->expand_offset, pass ? 256 : before);
+        assert_true(s->expand_offset == UINT64_MAX);
+        const bs_tensor_info *after = bs_manifest_tensor(m, 1, 5);
+        if (!pass)
+            assert_int_equal(after->expand_offset, before + bsi_round_up(3 * 64 * size, 256));
+        assert_int_equal(bs_manifest_block(m, 1)->expand_bytes,
+                         pass ? 256 + bsi_round_up(3 * 64 * size, 256)
+                              : before + bsi_round_up(3 * 64 * size, 256) + 512);
+    }
+    assert_true(bs_manifest_digest(m) != bs_manifest_digest(moved));
+    bs_tensor_info part;
+    assert_int_equal(bs_tensor_info_rows(p, 0, 1, &part), BS_UNSUPPORTED);
+    ASSERT_ERROR("'p' is packed");
+    bs_manifest_free(moved);
+    bs_manifest_free(m);
+}
+
+static void test_packed_refused(void **state)
+{
+    (void)state;
+    bs_manifest *m = sample();
+    char longest[600];
+    memset(longest, 'n', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    const struct {
+        bs_packed p;
+        bs_status st;
+        const char *why;
+    } c[] = {
+        {{"n", BS_MXFP4, 2, (int64_t[]){2, 48}, 0, 0, 0, 0}, BS_SHAPE, "groups of 32"},
+        {{"n", BS_MXFP4, 2, (int64_t[]){2, 0}, 0, 0, 0, 0}, BS_SHAPE, "groups of 32"},
+        {{"n", BS_MXFP4, 0, NULL, 0, 0, 0, 0}, BS_SHAPE, "groups of 32"},
+        {{"n", BS_PLAIN, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_SHAPE, "'n' is packed"},
+        {{"n", BS_PACKING_COUNT, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_SHAPE, "'n' is packed"},
+        {{"n", BS_MXFP4, 2, (int64_t[]){-1, 32}, 0, 0, 0, 0}, BS_SHAPE, "at least 1"},
+        {{"n", BS_MXFP4, 2, (int64_t[]){INT64_MAX, 32}, 0, 0, 0, 0}, BS_SHAPE, "'n'"},
+        {{"n", BS_MXFP4, 1, (int64_t[]){32}, 0, 0, BYTES - 15, 0}, BS_ARG, "has 16 bytes at 99985"},
+        {{"n", BS_MXFP4, 1, (int64_t[]){64}, 0, 1, 0, BYTES - 1}, BS_ARG, "'n.scales' has 2 bytes"},
+        {{"n", BS_MXFP4, 1, (int64_t[]){32}, 9, 0, 0, 0}, BS_ARG, "file 9"},
+        {{"n", BS_MXFP4, 1, (int64_t[]){32}, 0, -1, 0, 0}, BS_ARG, "file -1"},
+        {{"q", BS_MXFP4, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_ARG, "has a tensor 'q' already"},
+        {{"taken", BS_MXFP4, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_ARG, "'taken.scales' already"},
+        {{longest, BS_MXFP4, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_ARG, "has 599 bytes"},
+        {{NULL, BS_MXFP4, 1, (int64_t[]){32}, 0, 0, 0, 0}, BS_ARG, "name"},
+    };
+    int i;
+    tensor(m, 0, "taken.scales", BS_DTYPE_F32, 1, 0, 0);
+    for (size_t k = 0; k < BSI_COUNT(c); k++) {
+        if (bs_manifest_add_packed(m, 0, &c[k].p, &i) != c[k].st)
+            fail_msg("case %zu: %s", k, bs_error()->msg);
+        ASSERT_ERROR(c[k].why);
+        assert_int_equal(bs_manifest_block(m, 0)->n_tensors, 4); /* neither values nor scales stuck */
+    }
+    assert_int_equal(bs_manifest_add_packed(m, 7, &c[7].p, &i), BS_ARG);
+    assert_int_equal(bs_manifest_finish(m), BS_OK);
+    assert_int_equal(bs_manifest_add_packed(m, 0, &c[7].p, &i), BS_STATE);
+    bs_manifest_free(m);
+}
+
+/* text with `from` replaced is refused, for a reason. */
+static void refuse_text(const char *text, const char *from, const char *to, const char *why)
+{
+    char bad[8192];
+    bs_manifest *back;
+    const char *at = strstr(text, from);
+    assert_non_null(at);
+    snprintf(bad, sizeof bad, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    if (bs_manifest_from_json(bad, strlen(bad), &back) == BS_OK)
+        fail_msg("accepted: %s", to);
+    assert_null(back);
+    ASSERT_ERROR(why);
+}
+
+static void test_packed_json(void **state)
+{
+    (void)state;
+    bs_manifest *m = packed_sample(SCALES_AT), *back;
+    char *text, *again;
+    assert_int_equal(bs_manifest_to_json(m, &text), BS_OK);
+    if (bs_manifest_from_json(text, strlen(text), &back) != BS_OK)
+        fail_msg("%s", bs_error()->msg);
+    assert_true(bs_manifest_digest(back) == bs_manifest_digest(m));
+    const bs_tensor_info *p = bs_manifest_tensor(back, 1, 3), *q = bs_manifest_tensor(m, 1, 3);
+    assert_true(p->packing == BS_MXFP4 && p->scales == 4 && p->scales_offset == q->scales_offset &&
+                p->slot_offset == q->slot_offset && p->expand_offset == q->expand_offset);
+    assert_int_equal(bs_manifest_to_json(back, &again), BS_OK);
+    assert_string_equal(again, text);
+    bs_manifest_free(back);
+    refuse_text(text, "\"mxfp4\"", "\"mxfp5\"", "unknown dtype 'mxfp5'");
+    refuse_text(text, "\"mxfp4\"", "\"u8\"", "stored as u8");
+    refuse_text(text, "[3,64]", "[3,65]", "groups of 32");
+    refuse_text(text, "p.scales", "s.scales", "does not hold the scales of 'p'");
+    refuse_text(text, "[3,2]", "[2,3]", "does not hold the scales of 'p'");
+    refuse_text(text, "\"dtype\":\"u8\",\"shape\":[3,2]", "\"dtype\":\"i32\",\"shape\":[3,2]",
+                "does not hold the scales");
+    refuse_text(text, "\"embed\",\"dtype\":\"bf16\"", "\"embed\",\"dtype\":\"mxfp4\"",
+                "'embed' is packed");
+    char *cut = strstr(text, ",\n{\"name\":\"p.scales\"");
+    assert_non_null(cut);
+    const char *end = strstr(cut, "]}"); /* of the block */
+    memmove(cut, end, strlen(end) + 1);
+    assert_int_equal(bs_manifest_from_json(text, strlen(text), &back), BS_FORMAT);
+    ASSERT_ERROR("the scales of 'p' are missing");
+    bs_str_free(again);
+    bs_str_free(text);
+    bs_manifest_free(m);
+}
+
 static void test_digest(void **state)
 {
     (void)state;
@@ -281,17 +437,8 @@ static void test_json(void **state)
         {"/b\"", "/c\"", "cannot be opened"},
         {"]}\n", "]", "not valid JSON"},
     };
-    for (size_t i = 0; i < BSI_COUNT(c); i++) {
-        char bad[8192];
-        const char *at = strstr(text, c[i].from);
-        assert_non_null(at);
-        snprintf(bad, sizeof bad, "%.*s%s%s", (int)(at - text), text, c[i].to, at + strlen(c[i].from));
-        bs_status ret = bs_manifest_from_json(bad, strlen(bad), &back);
-        if (ret == BS_OK)
-            fail_msg("accepted: %s", c[i].to);
-        assert_null(back);
-        ASSERT_ERROR(c[i].why);
-    }
+    for (size_t i = 0; i < BSI_COUNT(c); i++)
+        refuse_text(text, c[i].from, c[i].to, c[i].why);
     bs_str_free(text);
     bs_manifest_free(m);
 }
@@ -301,10 +448,9 @@ static void test_json(void **state)
 static void test_json_damage(void **state)
 {
     (void)state;
-    bs_manifest *m = sample(), *back;
+    bs_manifest *m = packed_sample(SCALES_AT), *back;
     char *text;
     size_t before = bs_host_bytes(BS_TAG_HEADER);
-    assert_int_equal(bs_manifest_finish(m), BS_OK);
     assert_int_equal(bs_manifest_to_json(m, &text), BS_OK);
     size_t n = strlen(text), live = bs_host_bytes(BS_TAG_HEADER);
     for (size_t i = 0; i < n; i++) {
@@ -329,9 +475,8 @@ static void test_json_damage(void **state)
 static void test_no_memory(void **state)
 {
     (void)state;
-    bs_manifest *m = sample(), *back;
+    bs_manifest *m = packed_sample(SCALES_AT), *back;
     char *text = NULL;
-    assert_int_equal(bs_manifest_finish(m), BS_OK);
     for (uint64_t n = 1;; n++) {
         bsi_alloc_fail_nth(n);
         bs_status ret = bs_manifest_to_json(m, &text);
@@ -381,10 +526,11 @@ static void test_path_of_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_path_of_bytes), cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_compute),       cmocka_unit_test(test_buffered),
-        cmocka_unit_test(test_refused),       cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_json),          cmocka_unit_test(test_json_damage),
-        cmocka_unit_test(test_no_memory)};
+        cmocka_unit_test(test_path_of_bytes),  cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_compute),        cmocka_unit_test(test_buffered),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_packed_refused), cmocka_unit_test(test_packed_json),
+        cmocka_unit_test(test_digest),         cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_damage),    cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, tmpdir_open, tmpdir_close);
 }

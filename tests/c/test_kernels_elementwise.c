@@ -112,6 +112,45 @@ static void test_glu(void **state)
         }
 }
 
+static double clamped(double g, double u, double limit)
+{
+    g = fmin(g, limit);
+    return (fmax(fmin(u, limit), -limit) + 1) * g * sigmoid(1.702 * g);
+}
+
+/* Gates and ups in turn. At a limit itself the gradient is that of its inner side. */
+static void test_glu_clamped(void **state)
+{
+    (void)state;
+    const double limit = 7, h = 1e-5;
+    for (size_t i = 0; i < BSI_COUNT(sizes); i++) {
+        int64_t n = sizes[i];
+        float *x = array(2 * n, 11), *y = array_of(n, NAN), *dy = array(n, 1),
+              *dx = array_of(2 * n, NAN);
+        for (int64_t k = 0; k < n; k += 5)
+            x[2 * k + k % 2] = k % 4 ? 7.0f : -7.0f;
+        bsk_call f = {.p = {x, y}, .n = {n, 1}, .f = {1.702, limit}};
+        bsk_call b = {.p = {x, dy, dx}, .n = {1, n}, .f = {1.702, limit}};
+        launch_all(BSK_GLU_CLAMPED, f, 1, n);
+        launch_all(BSK_GLU_CLAMPED_BWD, b, 2, 2 * n);
+        for (int64_t k = 0; k < n; k++) {
+            double g = (double)x[2 * k], u = (double)x[2 * k + 1], d = (double)dy[k];
+            double dg = (clamped(g + h, u, limit) - clamped(g - h, u, limit)) / (2 * h),
+                   du = (clamped(g, u + h, limit) - clamped(g, u - h, limit)) / (2 * h);
+            near_("glu_clamped", (double)y[k], clamped(g, u, limit), 1e-6);
+            near_("dg", (double)dx[2 * k], d * dg * (g == limit ? 2 : 1), 1e-5);
+            near_("du", (double)dx[2 * k + 1], d * du * (fabs(u) == limit ? 2 : 1), 1e-5);
+        }
+        b.p[2] = x;
+        launch(BSK_GLU_CLAMPED_BWD, b, &team2);
+        same_bits("in place", x, dx, 2 * n);
+        array_free(x, 2 * n), array_free(y, n), array_free(dy, n), array_free(dx, 2 * n);
+    }
+    float x[] = {NAN, 1, 1, NAN, 1e30f, 1e30f, -1e30f, -1e30f}, y[4];
+    launch(BSK_GLU_CLAMPED, (bsk_call){.p = {x, y}, .n = {2, 2}, .f = {1.702, limit}}, &team2);
+    assert_true(isnan(y[0]) && isnan(y[1]) && y[2] > 55.9f && y[2] <= 56.0f && y[3] == 0.0f);
+}
+
 static void test_arithmetic(void **state)
 {
     (void)state;
@@ -200,9 +239,10 @@ static void test_expand_rounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_act),    cmocka_unit_test(test_act_ends),
-        cmocka_unit_test(test_glu),    cmocka_unit_test(test_arithmetic),
-        cmocka_unit_test(test_expand), cmocka_unit_test(test_expand_rounds),
+        cmocka_unit_test(test_act),           cmocka_unit_test(test_act_ends),
+        cmocka_unit_test(test_glu),           cmocka_unit_test(test_glu_clamped),
+        cmocka_unit_test(test_arithmetic),    cmocka_unit_test(test_expand),
+        cmocka_unit_test(test_expand_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,6 +152,40 @@ static void test_nan(void **state)
     }
 }
 
+/* Against a product for each group; rows of no group stay. */
+static void test_grouped(void **state)
+{
+    (void)state;
+    enum { E = 4, ROWS = 60, N = 19, K = 23, STRIDE = N * K + 5 };
+    static const int32_t offset[E + 1] = {2, 2, 40, 41, 57};
+    int32_t table[E + 1];
+    float *A = array(ROWS * K, 1), *B = array(E * STRIDE, 1), *C0 = array(ROWS * N, 1);
+    for (int v = 0; v < 4; v++) {
+        bool tb = v & 1;
+        float beta = v & 2 ? 0.5f : 0.0f;
+        float *C = array_copy(C0, ROWS * N), *want = array_copy(C0, ROWS * N);
+        for (int e = 0; e < E; e++)
+            for (int64_t i = offset[e]; i < offset[e + 1]; i++)
+                bsk_gemm_plain_f32(&bsk_par_serial, false, tb, 1, N, K, 1, A + i * K, K, B + e * STRIDE,
+                                   tb ? K : N, beta, want + i * N, N);
+        bsk_call c = {.p = {A, B, C, memcpy(table, offset, sizeof offset)},
+                      .n = {E, tb, ROWS, N, K, STRIDE, 0},
+                      .f = {(double)beta},
+                      .par = &bsk_par_serial};
+        bsk_cpu[BSK_GEMM_GROUPED].fn(&c);
+        for (int64_t i = 0; i < ROWS * N; i++)
+            assert_true(fabsf(C[i] - want[i]) <= 1e-5f);
+        for (int64_t i = 0; i < ROWS * N; i++)
+            if (i < offset[0] * N || i >= offset[E] * N)
+                assert_true(C[i] == C0[i]);
+        array_free(C, ROWS * N);
+        array_free(want, ROWS * N);
+    }
+    array_free(A, ROWS * K);
+    array_free(B, E * STRIDE);
+    array_free(C0, ROWS * N);
+}
+
 static void test_table(void **state)
 {
     (void)state;
@@ -192,7 +226,8 @@ int main(void)
         return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),      cmocka_unit_test(test_gemm), cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_plain_rows), cmocka_unit_test(test_nan),  cmocka_unit_test(test_table),
+        cmocka_unit_test(test_plain_rows), cmocka_unit_test(test_nan),  cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,6 +87,54 @@ static bs_status square_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
     return bs_op_mul(x[0], x[0], y);
 }
 
+static double clamp64(double x, double least, double most)
+{
+    return x < least ? least : x > most ? most : x;
+}
+
+static void glu_clamped_ref(const opcase *c, double *const *in, double *y)
+{
+    for (int64_t i = 0; i < c->y_rows * c->y_cols; i++) {
+        double g = clamp64(in[0][2 * i], -INFINITY, c->d[1]);
+        y[i] = (clamp64(in[0][2 * i + 1], -c->d[1], c->d[1]) + 1.0) * g / (1.0 + exp(-c->d[0] * g));
+    }
+}
+
+static bs_status glu_clamped_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
+{
+    return bs_op_glu_clamped(x[0], c->d[0], c->d[1], y);
+}
+
+/* Numbers are in [-1, 1): one limit is beyond all, one is not. */
+static void test_glu_clamped(void **state)
+{
+    (void)state;
+    fixture f;
+    float v[T * 3];
+    bs_tensor *y;
+    start(&f);
+    fix_seal(&f);
+    for (int k = 0; k < 2; k++) {
+        opcase c = {.name = "glu_clamped",
+                    .n_x = 1,
+                    .rows = {T},
+                    .cols = {10},
+                    .y_rows = T,
+                    .y_cols = 5,
+                    .d = {1.702, k ? 0.6 : 7.0},
+                    .op = glu_clamped_op,
+                    .ref = glu_clamped_ref};
+        check(&f, &c);
+    }
+    fix_scope(&f, 0, false, false);
+    bs_tensor *x = fix_from(&f, T, 3, fix_floats(&f, v, T * 3));
+    assert_int_equal(bs_op_glu_clamped(x, 1.702, 7.0, &y), BS_SHAPE);
+    assert_non_null(strstr(bs_error()->msg, "an even number of channels"));
+    bs_tensor_release(x);
+    bs_scope_close(f.e);
+    fix_close(&f);
+}
+
 static void test_elementwise(void **state)
 {
     (void)state;
@@ -403,7 +451,8 @@ enum {
     TRAIN_BASE = 8,
     FROZEN_A = 16,
     FROZEN_B = 32,
-    RESIDUAL = 64
+    RESIDUAL = 64,
+    TRANSPOSED = 128 /* the weight lies as [in, out] */
 };
 enum { I_X, I_R, I_W, I_BIAS, I_A, I_B }; /* without a residual, one less from I_W on */
 
@@ -431,7 +480,8 @@ static void linear_ref(const opcase *c, double *const *in, double *y)
             if (c->n[0] & RESIDUAL)
                 sum += in[I_R][t * OUT + o];
             for (int64_t i = 0; i < IN; i++)
-                sum += in[I_X][t * IN + i] * in[input(c, I_W)][o * IN + i];
+                sum += in[I_X][t * IN + i] *
+                       in[input(c, I_W)][c->n[0] & TRANSPOSED ? i * OUT + o : o * IN + i];
             for (int64_t r = 0; r < RANK && (c->n[0] & WITH_LORA); r++)
                 for (int64_t i = 0; i < IN; i++) {
                     double x = in[I_X][t * IN + i];
@@ -470,20 +520,23 @@ static void check_linear(bs_dtype stored, int flags)
         c.rows[I_R] = T;
         c.cols[I_R] = OUT;
     }
-    const int64_t shape[][2] = {{OUT, IN}, {1, OUT}, {RANK, IN}, {OUT, RANK}};
+    const bool turned = (flags & TRANSPOSED) != 0;
+    const int64_t shape[][2] = {
+        {turned ? IN : OUT, turned ? OUT : IN}, {1, OUT}, {RANK, IN}, {OUT, RANK}};
     for (int i = I_W; i <= I_B; i++) {
         c.rows[input(&c, i)] = shape[i - I_W][0];
         c.cols[input(&c, i)] = shape[i - I_W][1];
         fix_floats(&f, c.v[input(&c, i)], elems(&c, input(&c, i)));
     }
     const int iw = input(&c, I_W), ib = input(&c, I_BIAS), ia = input(&c, I_A), il = input(&c, I_B);
-    bs_tensor_info w = fix_weight(&f, "proj.weight", stored, 2, (int64_t[]){OUT, IN}, c.v[iw]);
+    bs_tensor_info w = fix_weight(&f, "proj.weight", stored, 2, shape[0], c.v[iw]);
     bs_tensor_info b = fix_weight(&f, "proj.bias", stored, 1, (int64_t[]){OUT}, c.v[ib]);
     bs_linear_cfg cfg = {.block = 0, .weight = &w, .name = "proj", .scale = 1.5f, .dropout = 0.25f};
+    cfg.transposed = turned;
     if (flags & WITH_BIAS)
         cfg.bias = &b;
     if (flags & TRAIN_BASE) {
-        cfg.base_weight.grad = c.grad[iw] = fix_place(&f, OUT, IN, NULL);
+        cfg.base_weight.grad = c.grad[iw] = fix_place(&f, shape[0][0], shape[0][1], NULL);
         if (flags & WITH_BIAS)
             cfg.base_bias.grad = c.grad[ib] = fix_place(&f, OUT, 1, NULL);
     }
@@ -516,12 +569,75 @@ static void test_linear(void **state)
                          WITH_LORA | WITH_DROPOUT | FROZEN_A,
                          WITH_LORA | WITH_DROPOUT | FROZEN_B,
                          WITH_LORA | FROZEN_A | FROZEN_B};
-    for (size_t i = 0; i < 2 * BSI_COUNT(flags); i++) {
-        int flag = flags[i / 2] | (i % 2 ? RESIDUAL : 0);
+    for (size_t i = 0; i < 4 * BSI_COUNT(flags); i++) {
+        int flag = flags[i / 4] | (i % 2 ? RESIDUAL : 0) | (i % 4 / 2 ? TRANSPOSED : 0);
         check_linear(BS_DTYPE_F32, flag);
         check_linear(BS_DTYPE_BF16, flag);
         check_linear(BS_DTYPE_F16, flag);
     }
+}
+
+/* A weight that is packed is unpacked once a visit, and is then as any other. */
+enum { P_ROWS = 3, P_IN = 32, P_OUT = 4 };
+
+static void packed_ref(const opcase *c, double *const *in, double *y)
+{
+    (void)c;
+    for (int t = 0; t < P_ROWS; t++)
+        for (int o = 0; o < P_OUT; o++) {
+            y[t * P_OUT + o] = 0.0;
+            for (int i = 0; i < P_IN; i++)
+                y[t * P_OUT + o] += in[0][t * P_IN + i] * in[1][o * P_IN + i];
+        }
+}
+
+static bs_status packed_op(const opcase *c, bs_tensor *const *x, bs_tensor **y)
+{
+    return bs_op_linear(x[0], c->l, NULL, y);
+}
+
+static void test_packed(void **state)
+{
+    (void)state;
+    fixture f;
+    static float v[P_ROWS * P_IN], got[P_ROWS * P_OUT];
+    static opcase c;
+    bs_tensor *y;
+    bs_weight *none;
+    start(&f);
+    fix_seal(&f);
+    c = (opcase){.name = "packed linear",
+                 .n_x = 1,
+                 .n_w = 1,
+                 .rows = {P_ROWS, P_OUT},
+                 .cols = {P_IN, P_IN},
+                 .y_rows = P_ROWS,
+                 .y_cols = P_OUT,
+                 .op = packed_op,
+                 .ref = packed_ref};
+    fix_weight(&f, "before", BS_DTYPE_BF16, 1, (int64_t[]){3}, v); /* offsets that are not zero */
+    bs_tensor_info w = fix_packed(&f, "proj.weight", P_OUT, P_IN, c.v[1]);
+    bs_linear_cfg cfg = {.weight = &w, .name = "proj"};
+    cfg.base_weight.grad = c.grad[1] = fix_place(&f, P_OUT, P_IN, NULL);
+    ok(bs_linear_new(f.e, &cfg, &c.l));
+    check(&f, &c);
+    fix_visit(&f, true);
+    fix_scope(&f, 0, false, false);
+    bs_tensor *x = fix_from(&f, P_ROWS, P_IN, fix_floats(&f, v, P_ROWS * P_IN));
+    for (int use = 0; use < 3; use++) {
+        uint64_t launches = fix_launches(&f);
+        ok(bs_op_linear(x, c.l, NULL, &y));
+        fix_values(y, got);
+        assert_int_equal(fix_launches(&f) - launches, use ? 1 : 2);
+        bs_tensor_release(y);
+    }
+    bs_tensor_release(x);
+    bs_scope_close(f.e);
+    w.packing = BS_PLAIN; /* as scales are */
+    assert_int_equal(bs_weight_new(f.e, 0, &w, NULL, &none), BS_DTYPE);
+    assert_non_null(strstr(bs_error()->msg, "is stored as u8"));
+    bs_linear_free(c.l);
+    fix_close(&f);
 }
 
 /* An empty tensor passes through every op that a micro-batch without labelled rows meets. */
@@ -562,10 +678,15 @@ static void test_no_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_layernorm),   cmocka_unit_test(test_layernorm_refused),
-        cmocka_unit_test(test_rows),        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_linear),      cmocka_unit_test(test_no_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_elementwise),
+                                       cmocka_unit_test(test_glu_clamped),
+                                       cmocka_unit_test(test_rmsnorm),
+                                       cmocka_unit_test(test_layernorm),
+                                       cmocka_unit_test(test_layernorm_refused),
+                                       cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_embed),
+                                       cmocka_unit_test(test_linear),
+                                       cmocka_unit_test(test_packed),
+                                       cmocka_unit_test(test_no_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -190,6 +190,46 @@ static void test_places(void **state)
     box_close(&x);
 }
 
+/* All micro-batches of a key that stays: the first one's place, and how far each lies behind the one before. */
+static void test_all(void **state)
+{
+    (void)state;
+    const bs_store_key keys[] = {KEY("p", BS_STAY_PASS),
+                                 KEY("h", BS_STAY_HOST),
+                                 KEY("d", BS_STAY_DEVICE),
+                                 {"odd", 7, BS_DTYPE_F32, BS_STAY_DEVICE},
+                                 {"half", 5, BS_DTYPE_BF16, BS_STAY_DEVICE}};
+    box x;
+    bs_place first, at;
+    int64_t stride = 0;
+    box_open(&x, "check:cpu", NULL, 0, 5, keys);
+    assert_int_equal(bs_store_get_all(x.s, 2, &first, &stride), BS_STATE);
+    ASSERT_ERROR("'d' of micro-batch 0 is not there");
+    put(&x, 2, 0, 9);
+    assert_int_equal(bs_store_get_all(x.s, 2, &first, &stride), BS_STATE);
+    ASSERT_ERROR("'d' of micro-batch 1 is not there");
+    for (int k = 2; k < 5; k++) {
+        for (int j = 0; j < MICROS; j++)
+            OK(bs_store_zero(x.s, k, j));
+        OK(bs_store_get_all(x.s, k, &first, &stride));
+        assert_true(stride >= CAP * keys[k].channels && first.channels == keys[k].channels);
+        for (int j = 0; j < MICROS; j++) {
+            OK(bs_store_get(x.s, k, j, &at));
+            assert_ptr_equal(at.mem, first.mem);
+            assert_int_equal(at.off, first.off + (size_t)(j * stride) * bs_dtype_size(keys[k].dtype));
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        for (int j = 0; j < MICROS; j++)
+            put(&x, k, j, 3);
+        assert_int_equal(bs_store_get_all(x.s, k, &first, &stride), BS_STATE);
+        ASSERT_ERROR("does not stay on the device");
+    }
+    assert_int_equal(bs_store_get_all(x.s, 5, &first, &stride), BS_ARG);
+    assert_int_equal(bs_store_get_all(x.s, -1, &first, &stride), BS_ARG);
+    box_close(&x);
+}
+
 static void test_halves(void **state)
 {
     (void)state;
@@ -318,9 +358,12 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_walk),    cmocka_unit_test(test_places),
-        cmocka_unit_test(test_halves),  cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_waits_are_needed)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_walk),
+                                       cmocka_unit_test(test_places),
+                                       cmocka_unit_test(test_all),
+                                       cmocka_unit_test(test_halves),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_waits_are_needed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,6 +102,66 @@ template <class V> static inline V __shfl_up_sync(unsigned, V v, int by)
     return cpu_exchange(v, cpu_lane() - by);
 }
 
+/* fn(lane, value) of every lane of the warp, in their order */
+template <class V, class F> static inline void cpu_each_lane(V v, F fn)
+{
+    double *lanes = cpu_lanes();
+    memcpy(&lanes[cpu_lane()], &v, sizeof v);
+    cpu_wait_for_warp();
+    for (int lane = 0; lane < 32; lane++) {
+        memcpy(&v, &lanes[lane], sizeof v);
+        fn(lane, v);
+    }
+    cpu_wait_for_warp();
+}
+
+static inline unsigned __ballot_sync(unsigned, int v)
+{
+    unsigned all = 0;
+    cpu_each_lane(v, [&](int lane, int other) { all |= (other ? 1u : 0u) << lane; });
+    return all;
+}
+
+static inline unsigned __match_any_sync(unsigned, int v)
+{
+    unsigned same = 0;
+    cpu_each_lane(v, [&](int lane, int other) { same |= (other == v ? 1u : 0u) << lane; });
+    return same;
+}
+
+static inline unsigned __reduce_max_sync(unsigned, unsigned v)
+{
+    unsigned most = 0;
+    cpu_each_lane(v, [&](int, unsigned other) { most = max(most, other); });
+    return most;
+}
+
+static inline unsigned __reduce_min_sync(unsigned, unsigned v)
+{
+    unsigned least = ~0u;
+    cpu_each_lane(v, [&](int, unsigned other) { least = min(least, other); });
+    return least;
+}
+
+static inline int __popc(unsigned v)
+{
+    return __builtin_popcount(v);
+}
+
+static inline float __uint_as_float(unsigned bits)
+{
+    float v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+static inline unsigned __float_as_uint(float v)
+{
+    unsigned bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
 static inline int __any_sync(unsigned, int v)
 {
     for (int by = 1; by < 32; by *= 2)

@@ -38,6 +38,7 @@ static double read_back(const trial *t, const layout *l, const unsigned char *im
     const unsigned char *from = image + l->at[i];
     uint16_t half;
     float single;
+    int32_t number;
     double d;
     if (narrow(t, t->p[i].kind)) {
         memcpy(&half, from + 2 * j, 2);
@@ -46,6 +47,10 @@ static double read_back(const trial *t, const layout *l, const unsigned char *im
     if (t->p[i].kind == D) {
         memcpy(&d, from + 8 * j, 8);
         return d;
+    }
+    if (t->p[i].kind == I) {
+        memcpy(&number, from + 4 * j, 4);
+        return (double)number;
     }
     memcpy(&single, from + 4 * j, 4);
     return (double)single;
@@ -58,7 +63,9 @@ static double distance(const trial *t, const layout *l, const unsigned char *ima
     const void *want = o->cpu_same ? t->p[o->cpu_same - 1].value : o->value;
     double error = 0, norm = 0;
     for (int64_t j = 0; j < o->n; j++) {
-        double w = o->kind == D ? ((const double *)want)[j] : (double)((const float *)want)[j];
+        double w = o->kind == D   ? ((const double *)want)[j]
+                   : o->kind == I ? (double)((const int32_t *)want)[j]
+                                  : (double)((const float *)want)[j];
         double g = read_back(t, l, image, i, j);
         if (w == g || (isnan(w) && isnan(g))) /* infinities, and what neither writes */
             w = g = isfinite(w) ? w : 0.0;
@@ -115,7 +122,8 @@ static void run(trial *t)
         if (!(t->p[i].mode & BSI_WRITE) || t->p[i].kind == SCRATCH || t->p[i].n == 0)
             continue;
         bool coarse = narrow(t, t->p[i].kind) || t->dtype == BS_DTYPE_BF16;
-        double bound = coarse ? t->bound : fmin(t->bound, 1e-4), e = distance(t, &l, image, i);
+        double bound = t->p[i].kind == I ? 0.0 : coarse ? t->bound : fmin(t->bound, 1e-4);
+        double e = distance(t, &l, image, i);
         size_t at = strlen(errors);
         snprintf(errors + at, sizeof errors - at, " p%d %.1e", i, e);
         ok = ok && e <= bound; /* false for NaN */

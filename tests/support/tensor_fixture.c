@@ -130,6 +130,37 @@ bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, co
     return info;
 }
 
+bs_tensor_info fix_packed(fixture *f, const char *name, int64_t rows, int64_t cols, float *v)
+{
+    static const float value[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    uint8_t blocks[1 << 10], scales[1 << 6];
+    int64_t n = rows * cols, groups = n / 32;
+    bs_tensor_info info = {.name = name,
+                           .dtype = BS_DTYPE_U8,
+                           .ndim = 2,
+                           .dim = {rows, cols},
+                           .bytes = (uint64_t)n / 2,
+                           .slot_offset = f->block_used,
+                           .expand_offset = f->expand_used,
+                           .compute = f->e->dtype,
+                           .packing = BS_MXFP4};
+    assert_true(cols % 32 == 0 && n / 2 <= (int64_t)sizeof blocks);
+    info.scales_offset = info.slot_offset + bsi_round_up(info.bytes, 256);
+    f->block_used = info.scales_offset + 256;
+    f->expand_used += bsi_round_up((size_t)n * bs_dtype_size(f->e->dtype), 256);
+    for (int64_t g = 0; g < groups; g++)
+        scales[g] = (uint8_t)(125 + (int)(2.0 * (fix_random(f) + 1.0))); /* a quarter to two */
+    memset(blocks, 0, sizeof blocks);
+    for (int64_t i = 0; i < n; i++) {
+        int code = (int)(8.0 * (fix_random(f) + 1.0));
+        blocks[i / 2] = (uint8_t)(blocks[i / 2] | code << (i % 2 * 4));
+        v[i] = ldexpf(code & 8 ? -value[code & 7] : value[code & 7], scales[i / 32] - 127);
+    }
+    ok(bsi_engine_write(f->e, bsi_addr_add(f->block, info.slot_offset), blocks, info.bytes));
+    ok(bsi_engine_write(f->e, bsi_addr_add(f->block, info.scales_offset), scales, (size_t)groups));
+    return info;
+}
+
 bs_place fix_place(fixture *f, int64_t rows, int64_t cols, const float *v)
 {
     static const float zero[1 << 12];

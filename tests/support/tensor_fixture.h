@@ -45,6 +45,8 @@ float *fix_floats(fixture *f, float *v, int64_t n);
 /* A tensor of block 0 stored as t; v is rounded to what is stored. */
 bs_tensor_info fix_weight(fixture *f, const char *name, bs_dtype t, int ndim, const int64_t *dim,
                           float *v);
+/* The same packed as MXFP4: codes and scales at random, v becomes their values. */
+bs_tensor_info fix_packed(fixture *f, const char *name, int64_t rows, int64_t cols, float *v);
 /* f32 place in the parameter region with these values (NULL: zero). */
 bs_place fix_place(fixture *f, int64_t rows, int64_t cols, const float *v);
 void fix_read(fixture *f, const bs_place *p, float *v);

@@ -174,7 +174,7 @@ static void encode(const trial *t, const layout *l, unsigned char *image)
         size_t e = element(t, o->kind), bytes = (size_t)o->n * e;
         unsigned char *to = image + l->at[i];
         if (!(o->mode & BSI_READ)) {
-            memset(to, 0xFF, bytes);
+            memset(to, o->kind == I ? 0x77 : 0xFF, bytes); /* NaN, and no number that is meant */
         } else if (narrow(t, o->kind)) {
             for (int64_t j = 0; j < o->n; j++) {
                 uint16_t v = bsi_f32_to_bf16(((float *)o->value)[j]);

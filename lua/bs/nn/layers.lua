@@ -68,6 +68,25 @@ function layers.fused_mlp(c, m, x, residual)
   return m.down_proj(bs.op.glu(gate, up, c.act), residual)
 end
 
+--- For a staged family whose experts are SwiGLUs of width c.expert_hidden: expert_tensors(c), and stages.expert. names:
+-- of gate, up and down in an expert. The weight of a row is applied before the last product, where it costs less and
+-- its gradient does not need the product; it is a factor of the row either way.
+function layers.swiglu_experts(names)
+  local function tensors(c)
+    local t = {}
+    layers.linear(t, names.gate, c.expert_hidden, c.channels)
+    layers.linear(t, names.up, c.expert_hidden, c.channels)
+    layers.linear(t, names.down, c.channels, c.expert_hidden)
+    return t
+  end
+  return tensors, function(c, w, x, weight)
+    return w[names.down](bs.op.row_scale(bs.op.glu(w[names.gate](x), w[names.up](x), c.act), weight, 1))
+  end
+end
+
+--- stages.join of layers that add what their experts give.
+function layers.join(_, h, y) return h + y end
+
 --- Groups of LoRA targets under the usual names.
 layers.lora = {
   attention = { "q_proj", "k_proj", "v_proj", "o_proj" },

@@ -159,7 +159,7 @@ static bs_status cpu_fill(bsi_queue *q, bsi_addr dst, int byte, size_t bytes)
 /* Kernels compute in f32; those that only round a result to `out` can write bf16. */
 static bs_status check_types(const bsi_kcall *call, const char *label)
 {
-    bool rounds = call->op == BSK_EXPAND || call->op == BSK_ADAMW;
+    bool rounds = call->op == BSK_EXPAND || call->op == BSK_EXPAND_MXFP4 || call->op == BSK_ADAMW;
     if (call->dtype != BS_DTYPE_F32)
         return bsi_fail(BS_UNSUPPORTED, "%s: the cpu kernel '%s' takes f32, not %s", label,
                         bsk_cpu[call->op].name, bs_dtype_name(call->dtype));
