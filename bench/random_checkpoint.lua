@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Checkpoints of published shapes with random bf16 weights, written as fast as the disk takes them.
+--- Checkpoints of published shapes with random weights, bf16 or packed as they are published, written as fast as the
+-- disk takes them.
 local bs = require "bs"
 local family = require "bs.model.find_family"
 
@@ -14,6 +15,17 @@ local function qwen3(layers, channels, heads, kv_heads, hidden, tied, vocab)
   }
 end
 
+local function gpt_oss(layers, experts)
+  return {
+    model_type = "gpt_oss", vocab_size = 201088, hidden_size = 2880, intermediate_size = 2880,
+    num_hidden_layers = layers, num_attention_heads = 64, num_key_value_heads = 8, head_dim = 64, rms_norm_eps = 1e-5,
+    num_local_experts = experts, num_experts_per_tok = 4, sliding_window = 128, attention_bias = true,
+    swiglu_limit = 7.0, tie_word_embeddings = false, max_position_embeddings = 131072, rope_theta = 150000,
+    rope_scaling = { rope_type = "yarn", factor = 32.0, beta_fast = 32.0, beta_slow = 1.0, truncate = false,
+                     original_max_position_embeddings = 4096 },
+  }
+end
+
 --- Shapes by name. tiny and narrow are for machines without a GPU: the second has many visits with next to
 -- no work in them. tiny64 is for the cost of a visit: 64 layers of 1.6 MB.
 M.shapes = {
@@ -23,6 +35,23 @@ M.shapes = {
   ["qwen3-8b"] = qwen3(36, 4096, 32, 8, 12288, false),
   ["qwen3-14b"] = qwen3(40, 5120, 40, 8, 17408, false),
   ["qwen3-32b"] = qwen3(64, 5120, 64, 8, 25600, false),
+  ["qwen3-30b-a3b"] = {
+    model_type = "qwen3_moe", vocab_size = 151936, hidden_size = 2048, intermediate_size = 6144,
+    num_hidden_layers = 48, num_attention_heads = 32, num_key_value_heads = 4, head_dim = 128, rms_norm_eps = 1e-6,
+    rope_theta = 1000000.0, max_position_embeddings = 40960, hidden_act = "silu", tie_word_embeddings = false,
+    num_experts = 128, num_experts_per_tok = 8, moe_intermediate_size = 768, norm_topk_prob = true,
+    decoder_sparse_step = 1, mlp_only_layers = {},
+  },
+  ["glm-4.5-air"] = {
+    model_type = "glm4_moe", vocab_size = 151552, hidden_size = 4096, intermediate_size = 10944, num_hidden_layers = 46,
+    num_attention_heads = 96, num_key_value_heads = 8, head_dim = 128, rms_norm_eps = 1e-5, rope_theta = 1000000,
+    partial_rotary_factor = 0.5, attention_bias = true, use_qk_norm = false, max_position_embeddings = 131072,
+    tie_word_embeddings = false, moe_intermediate_size = 1408, n_routed_experts = 128, num_experts_per_tok = 8,
+    n_shared_experts = 1, n_group = 1, topk_group = 1, first_k_dense_replace = 1, norm_topk_prob = true,
+    routed_scaling_factor = 1.0,
+  },
+  ["gpt-oss-20b"] = gpt_oss(24, 32),
+  ["gpt-oss-120b"] = gpt_oss(36, 128),
   tiny = qwen3(8, 256, 2, 1, 512, false, 1024),
   narrow = qwen3(64, 64, 1, 1, 128, false, 256),
   tiny64 = qwen3(64, 256, 2, 1, 768, false, 1024),
@@ -44,13 +73,28 @@ local PERIOD <const> = 2097143
 local function tensors_of(config)
   local fam = family.find(config)
   local c, list = fam.config(config), {}
-  local function add(name, dims)
-    local n = 2
+  local function add(name, dims, u8)
+    local n = u8 and 1 or 2
     for _, d in ipairs(dims) do n = n * d end
-    list[#list + 1] = { name = name, dims = dims, bytes = n }
+    list[#list + 1] = { name = name, dims = dims, bytes = n, u8 = u8 }
+  end
+  -- Slices of all experts lie in one tensor, packed ones in two.
+  local function add_experts(i, experts)
+    for _, t in ipairs(fam.expert_tensors(c, i)) do
+      local name, d = fam.prefix(i) .. (t.stored or ""), t.dims
+      if not t.stored then
+        for e = 0, experts - 1 do add(fam.expert_prefix(i, e) .. t.name, d) end
+      elseif t.packed then
+        add(name .. "_blocks", { experts, d[1], d[2] // 32, 16 }, true)
+        add(name .. "_scales", { experts, d[1], d[2] // 32 }, true)
+      else
+        add(name, t.transposed and { experts, d[2], d[1] } or { experts, table.unpack(d) })
+      end
+    end
   end
   for i = 0, c.layers - 1 do
     for _, t in ipairs(fam.tensors(c, i)) do add(fam.prefix(i) .. t.name, t.dims) end
+    if fam.stages and (not fam.staged or fam.staged(c, i)) then add_experts(i, fam.routing(c).experts) end
   end
   add(fam.head.norm, { c.channels })
   add(fam.embed.name, { c.vocab, c.channels })
@@ -82,7 +126,7 @@ end
 local function header(list)
   local parts, at = {}, 0
   for i, t in ipairs(list) do
-    parts[i] = ('"%s":{"dtype":"BF16","shape":[%s],"data_offsets":[%d,%d]}'):format(t.name,
+    parts[i] = ('"%s":{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}'):format(t.name, t.u8 and "U8" or "BF16",
       table.concat(t.dims, ","), at, at + t.bytes)
     at = at + t.bytes
   end
@@ -99,6 +143,9 @@ local function write_shard(path, list, text, at)
     local left = t.bytes
     if #t.dims == 1 then -- norm weights
       assert(f:write(string.pack("<I2", 0x3F80):rep(t.dims[1])))
+      left = 0
+    elseif t.name:find "_scales$" then -- of values up to 6: 2^-7
+      assert(f:write(("\x78"):rep(left)))
       left = 0
     end
     while left > 0 do

@@ -167,8 +167,8 @@ describe("gradients of fused experts", function()
         nn.linear(t, "down_proj", c.channels, c.hidden)
         return t
       end
-      function stages.expert(_, w, e, u, r)
-        return nn.row_scale(w.down_proj(nn.glu(w.gate_proj(u), w.up_proj(u), "silu")), r, e + 1)
+      function stages.expert(_, w, x, weight)
+        return nn.row_scale(w.down_proj(nn.glu(w.gate_proj(x), w.up_proj(x), "silu")), weight, 1)
       end
       return M]])
     tiny.checkpoint(dir, dofile(file), config)

@@ -5,6 +5,7 @@ local bs = require "bs"
 local checkpoint = require "bs.model.checkpoint"
 local job = require "bs.job"
 local create = require "bs.model.create"
+local models = require "family_models"
 local qwen3 = require "bs.family.qwen3"
 local soft_gate = require "soft_gate"
 local tiny = require "tiny"
@@ -100,6 +101,29 @@ describe("base training", function()
       assert.equal(tied, new.tensors["lm_head.weight"] == nil)
       assert.equal("float32", new.config.torch_dtype)
       assert.equal("bfloat16", checkpoint.open(dir .. "/bf16").config.torch_dtype)
+    end)
+  end
+
+  for _, name in ipairs { "qwen3_moe", "qwen3_vl_moe", "gpt_oss" } do
+    it("updates experts, and saves them as the file has them, fused or not: " .. name, function()
+      local dir, rows = tiny.folder("base-" .. name), { tiny.micro(1, models.VOCAB, { 20 }, 2) }
+      create(dir, models.small[name], { seed = 3 })
+      local want, first
+      do
+        local j <close> = open(dir)
+        for s = 1, 20 do
+          local loss = j:step(rows, { lr = 3e-3, next = s < 20 }).loss
+          first = first or loss
+        end
+        want = j:walk(rows, { mode = "loss" })
+        j:save_base(dir .. "/saved")
+      end
+      assert.is_true(first > 5 and want < first - 1, first .. " " .. want)
+      local again <close> = open(dir .. "/saved", { trainable = "none", home = "disk", group = 1 })
+      assert.equal(want, again:walk(rows, { mode = "loss" }))
+      local old, new = checkpoint.open(dir).tensors, checkpoint.open(dir .. "/saved").tensors
+      for tensor, t in pairs(old) do assert.same(t.dims, new[tensor].dims) end
+      for tensor in pairs(new) do assert.is_table(old[tensor], tensor) end
     end)
   end
 

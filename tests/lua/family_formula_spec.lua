@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Every dense family against its formulas in f64 (tests/support/plain.lua), with options on that no
+--- Every family against its formulas in f64 (tests/support/plain.lua), with options on that no
 -- reference has: biases, windows, part rotations, both regimes of longrope, norms inside attention.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
@@ -69,6 +69,50 @@ local cases = {
     norms = norms { after = "post_self_attn_layernorm", after_mlp = "post_mlp_layernorm" } } },
 }
 
+-- ---- families with experts -------------------------------------------------------------------------------
+
+local swiglu = { "gate_proj", "up_proj", "down_proj" }
+local function qwen3_moe(over, moe)
+  local m = { router = "mlp.gate", at = "mlp.experts.", kind = "softmax", names = swiglu, chosen = 2,
+    layers = function(i) return i ~= 1 end }
+  for key, value in pairs(moe) do m[key] = value end
+  return { "qwen3_moe", over, { head = "lm_head", norms = norms(per_head), moe = m } }
+end
+local function glm4_moe(over, moe)
+  local m = { router = "mlp.gate", at = "mlp.experts.", kind = "sigmoid", names = swiglu, chosen = 2, renorm = true,
+    scale = 1.5, bias = "mlp.gate.e_score_correction_bias", layers = function(i) return i >= 1 end,
+    shared = { at = "mlp.shared_experts.", hidden = 48 }, groups = 3, kept = 2 }
+  for key, value in pairs(moe) do m[key] = value or nil end
+  return { "glm4_moe", over, { head = "lm_head", eps = 1e-5, norms = norms(per_head), moe = m,
+    freq = always(plain.freq(10000, 4)) } }
+end
+local function gpt_oss(over, limit)
+  return { "gpt_oss", over, { head = "lm_head", eps = 1e-5, sinks = true, freq = always(plain.freq(150000, 8)),
+    window = function(i) return i % 2 == 0 and 5 or 0 end,
+    moe = { router = "mlp.router", at = "mlp.experts.", kind = "chosen", chosen = 2, hidden = 64, limit = limit,
+            layers = always(true) } } }
+end
+
+cases.qwen3_moe = qwen3_moe({}, { renorm = true })
+cases["qwen3_moe, weights as they are"] = qwen3_moe({ norm_topk_prob = false }, {})
+cases["qwen3_moe, every second layer"] = qwen3_moe({ mlp_only_layers = { 0 }, decoder_sparse_step = 2 },
+  { renorm = true, layers = function(i) return i == 1 end })
+cases.qwen3_vl_moe = { "qwen3_vl_moe", {}, { head = "lm_head", embed = "model.language_model.embed_tokens",
+  final = "model.language_model.norm", prefix = "model.language_model.layers.", norms = norms(per_head),
+  freq = always(plain.freq(500000, 8)),
+  moe = { router = "mlp.gate", at = "mlp.experts.", kind = "softmax", chosen = 3, renorm = true, hidden = 24,
+          layers = always(true) } } }
+cases.mixtral = { "mixtral", {}, { head = "lm_head", window = always(6), freq = always(plain.freq(1e6, 8)), eps = 1e-5,
+  moe = { router = "block_sparse_moe.gate", at = "block_sparse_moe.experts.", kind = "softmax", chosen = 2,
+          renorm = true, names = { "w1", "w3", "w2" }, layers = always(true) } } }
+cases.glm4_moe = glm4_moe({}, {})
+cases["glm4_moe, one group, no norms of heads"] = glm4_moe({ n_group = 1, topk_group = 1, use_qk_norm = false,
+  norm_topk_prob = false, n_shared_experts = 1 }, { groups = false, renorm = false,
+  shared = { at = "mlp.shared_experts.", hidden = 24 } })
+cases["glm4_moe, one group, no norms of heads"][3].norms = usual
+cases.gpt_oss = gpt_oss({}, 0.5)
+cases["gpt_oss, the usual limit"] = gpt_oss({ swiglu_limit = bs.json.null }, 7)
+
 local default = {
   prefix = "model.layers.", embed = "model.embed_tokens", final = "model.norm", layers = 3, heads = 4, kv_heads = 2,
   dim = 8, hidden = 40, eps = 1e-6, act = "silu", norms = usual, turn = "half", freq = always(plain.freq(10000, 8)),
@@ -92,7 +136,7 @@ describe("the formulas of", function()
   for name in pairs(cases) do names[#names + 1] = name end
   table.sort(names)
 
-  it("every dense family are written down", function()
+  it("every family are written down", function()
     for kind in pairs(models.small) do assert.is_table(cases[kind], kind) end
   end)
 

@@ -64,7 +64,8 @@ M.file_keys = {
 
 -- ---- keys of config.json --------------------------------------------------------------------------------------------
 
-local ALL <const> = "gemma gemma2 gemma3_text glm glm4 llama mistral phi phi3 qwen2 qwen3 qwen3_vl"
+local ALL <const> = "gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss llama mistral mixtral phi phi3 qwen2 qwen3 "
+  .. "qwen3_moe qwen3_vl qwen3_vl_moe"
 
 --- key -> families whose config(hf) reads it; in a multimodal file, of its text_config.
 M.read = {
@@ -72,18 +73,39 @@ M.read = {
   num_key_value_heads = ALL, head_dim = ALL, tie_word_embeddings = ALL, max_position_embeddings = ALL,
   original_max_position_embeddings = ALL, partial_rotary_factor = ALL, rope_theta = ALL, rope_scaling = ALL,
   rope_parameters = ALL, hidden_act = ALL,
-  rms_norm_eps = "gemma gemma2 gemma3_text glm glm4 llama mistral phi3 qwen2 qwen3 qwen3_vl", layer_norm_eps = "phi",
-  attention_bias = "gemma gemma2 gemma3_text glm glm4 llama qwen3 qwen3_vl", mlp_bias = "llama", qk_layernorm = "phi",
-  hidden_activation = "gemma gemma2 gemma3_text", query_pre_attn_scalar = "gemma2 gemma3_text",
-  attn_logit_softcapping = "gemma2", final_logit_softcapping = "gemma2 gemma3_text",
-  sliding_window = "gemma2 gemma3_text mistral phi3 qwen2 qwen3",
-  layer_types = "gemma2 gemma3_text mistral phi3 qwen2 qwen3", use_sliding_window = "qwen2 qwen3",
-  max_window_layers = "qwen2 qwen3", sliding_window_pattern = "gemma3_text", _sliding_window_pattern = "gemma3_text",
-  rope_local_base_freq = "gemma3_text", use_bidirectional_attention = "gemma3_text",
+  rms_norm_eps = "gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss llama mistral mixtral phi3 qwen2 qwen3 qwen3_moe "
+    .. "qwen3_vl qwen3_vl_moe",
+  layer_norm_eps = "phi",
+  attention_bias = "gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_oss llama qwen3 qwen3_moe qwen3_vl qwen3_vl_moe",
+  mlp_bias = "llama", qk_layernorm = "phi", hidden_activation = "gemma gemma2 gemma3_text",
+  query_pre_attn_scalar = "gemma2 gemma3_text", attn_logit_softcapping = "gemma2",
+  final_logit_softcapping = "gemma2 gemma3_text",
+  sliding_window = "gemma2 gemma3_text gpt_oss mistral mixtral phi3 qwen2 qwen3 qwen3_moe qwen3_vl_moe",
+  layer_types = "gemma2 gemma3_text gpt_oss mistral mixtral phi3 qwen2 qwen3 qwen3_moe qwen3_vl_moe",
+  use_sliding_window = "qwen2 qwen3 qwen3_moe qwen3_vl_moe",
+  max_window_layers = "qwen2 qwen3 qwen3_moe qwen3_vl_moe", sliding_window_pattern = "gemma3_text",
+  _sliding_window_pattern = "gemma3_text", rope_local_base_freq = "gemma3_text",
+  use_bidirectional_attention = "gemma3_text", decoder_sparse_step = "qwen3_moe qwen3_vl_moe",
+  first_k_dense_replace = "glm4_moe", mlp_only_layers = "qwen3_moe qwen3_vl_moe",
+  moe_intermediate_size = "glm4_moe qwen3_moe qwen3_vl_moe", n_group = "glm4_moe", n_routed_experts = "glm4_moe",
+  n_shared_experts = "glm4_moe",
+  norm_topk_prob = "glm4_moe qwen3_moe qwen3_vl_moe", num_experts = "qwen3_moe qwen3_vl_moe",
+  num_experts_per_tok = "glm4_moe gpt_oss mixtral qwen3_moe qwen3_vl_moe", num_local_experts = "gpt_oss mixtral",
+  quantization_config = "gpt_oss", routed_scaling_factor = "glm4_moe", swiglu_alpha = "gpt_oss",
+  swiglu_limit = "gpt_oss", topk_group = "glm4_moe", use_qk_norm = "glm4_moe",
+  router_aux_loss_coef = "gpt_oss mixtral qwen3_moe qwen3_vl_moe", router_jitter_noise = "mixtral",
+  output_router_logits = "gpt_oss mixtral qwen3_moe qwen3_vl_moe", experts_per_token = "gpt_oss",
+  initial_context_length = "gpt_oss",
 }
 
 --- Keys that the authors' programs of these families have and do not compute with.
-M.no_effect = { hidden_act = "gemma2 gemma3_text", mrope_section = "qwen3_vl", mrope_interleaved = "qwen3_vl" }
+M.no_effect = {
+  hidden_act = "gemma2 gemma3_text", norm_topk_prob = "qwen3_vl_moe",
+  mrope_section = "qwen3_vl qwen3_vl_moe", mrope_interleaved = "qwen3_vl qwen3_vl_moe",
+  router_aux_loss_coef = "gpt_oss mixtral qwen3_moe qwen3_vl_moe",
+  output_router_logits = "gpt_oss mixtral qwen3_moe qwen3_vl_moe", router_jitter_noise = "mixtral",
+  experts_per_token = "gpt_oss", initial_context_length = "gpt_oss",
+}
 
 --- Keys that other files than the families read.
 M.read_elsewhere = {

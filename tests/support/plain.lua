@@ -4,7 +4,8 @@
 --   prefix, embed, head (nil: tied), final, out: names of tensors; layers, heads, kv_heads, dim, hidden; eps,
 --   act; freq(i) of layer i, turn = "half" or "pairs", turn_scale; norms = name by role: before, after,
 --   before_mlp, after_mlp, q, k; and where they apply window(i), one_plus, scale, cap, final_cap, embed_scale,
---   parallel, plain_mlp, fused_mlp, fused_qkv. Biases are added where the file has them.
+--   parallel, plain_mlp, fused_mlp, fused_qkv, sinks; moe, of layers with experts (see `routed`). Biases are added
+--   where the file has them.
 local bs = require "bs"
 
 local plain = {}
@@ -72,8 +73,8 @@ local function plus(a, b)
 end
 
 -- What token t of one head sees.
-local function attend(d, q, k, v, t, h, window)
-  local D, kv, scores, top, sum, out = d.dim, (h * d.kv_heads // d.heads) * d.dim, {}, -math.huge, 0, {}
+local function attend(d, q, k, v, t, h, window, sink)
+  local D, kv, scores, top, out = d.dim, (h * d.kv_heads // d.heads) * d.dim, {}, sink or -math.huge, {}
   local from = window > 0 and math.max(1, t - window + 1) or 1
   for u = from, t do
     local s = 0
@@ -82,6 +83,7 @@ local function attend(d, q, k, v, t, h, window)
     if d.cap then s = d.cap * (1 - 2 / (math.exp(2 * s / d.cap) + 1)) end
     scores[u], top = s, math.max(top, s)
   end
+  local sum = sink and math.exp(sink - top) or 0
   for i = 1, D do out[i] = 0 end
   for u = from, t do
     local p = math.exp(scores[u] - top)
@@ -114,6 +116,94 @@ local function mlp(d, get, at, h)
   return linear(get, at .. "down_proj", y)
 end
 
+-- ---- experts -------------------------------------------------------------------------------------------
+
+local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
+
+-- The k best of list c, as a set; allowed(i): may i be one?
+local function best(c, k, allowed)
+  local order, set = {}, {}
+  for i = 1, #c do
+    if not allowed or allowed(i) then order[#order + 1] = i end
+  end
+  table.sort(order, function(a, b) return c[a] > c[b] or c[a] == c[b] and a < b end)
+  for i = 1, k do set[order[i]] = true end
+  return set
+end
+
+-- Experts of a token by their logits z: weight by number, from 1.
+local function choose(m, z, bias)
+  local s, c, sum, weight = {}, {}, 0, {}
+  for e = 1, #z do s[e] = m.kind == "sigmoid" and sigmoid(z[e]) or math.exp(z[e]) end
+  for e = 1, #z do sum = sum + s[e] end
+  for e = 1, #z do
+    if m.kind == "softmax" then s[e] = s[e] / sum end
+    c[e] = s[e] + (bias and bias[e] or 0)
+  end
+  local kept
+  if m.groups then
+    local score, size = {}, #z // m.groups
+    for g = 1, m.groups do
+      local members = slice(c, (g - 1) * size + 1, size)
+      table.sort(members, function(a, b) return a > b end)
+      score[g] = members[1] + (members[2] or 0)
+    end
+    local groups = best(score, m.kept)
+    kept = function(e) return groups[(e - 1) // size + 1] end
+  end
+  sum = 0
+  for e in pairs(best(c, m.chosen, kept)) do weight[e], sum = s[e], sum + s[e] end
+  for e, w in pairs(weight) do
+    weight[e] = w / ((m.renorm or m.kind == "chosen") and sum or 1) * (m.scale or 1)
+  end
+  return weight
+end
+
+-- Matrix e (from 1) of a fused tensor [experts, in, out], times x, plus its row of a fused bias.
+local function turned_product(get, name, e, x, n_out)
+  local w, b, y = get(name), get(name .. "_bias"), {}
+  local first = (e - 1) * #x * n_out
+  for o = 1, n_out do
+    y[o] = b and b[(e - 1) * n_out + o] or 0
+    for i = 1, #x do y[o] = y[o] + w[first + (i - 1) * n_out + o] * x[i] end
+  end
+  return y
+end
+
+-- What expert e gives for x. m.names = {gate, up, down} of linears of its own; else fused tensors, in whose gate_up
+-- gate and up alternate where m.limit is, which clamps them.
+local function expert(d, m, get, at, e, x)
+  if m.names then
+    local p, y = ("%s%d."):format(at, e - 1), {}
+    local gate, up = linear(get, p .. m.names[1], x), linear(get, p .. m.names[2], x)
+    for i = 1, #gate do y[i] = plain.act[d.act](gate[i]) * up[i] end
+    return linear(get, p .. m.names[3], y)
+  end
+  local both, y = turned_product(get, at .. "gate_up_proj", e, x, 2 * m.hidden), {}
+  for i = 1, m.hidden do
+    if m.limit then
+      local g, u = math.min(both[2 * i - 1], m.limit), math.max(-m.limit, math.min(both[2 * i], m.limit))
+      y[i] = (u + 1) * g * sigmoid(1.702 * g)
+    else
+      y[i] = plain.act[d.act](both[i]) * both[m.hidden + i]
+    end
+  end
+  return turned_product(get, at .. "down_proj", e, y, #x)
+end
+
+-- moe = {router, at = name before those of experts, kind, chosen, renorm, scale, bias, groups, kept, shared,
+-- names or hidden and limit, layers(i)}
+local function routed(d, get, p, x)
+  local m = d.moe
+  local y = m.shared and mlp(setmetatable({ hidden = m.shared.hidden }, { __index = d }), get, p .. m.shared.at, x)
+  for e, weight in pairs(choose(m, linear(get, p .. m.router, x), m.bias and get(p .. m.bias))) do
+    local ye = expert(d, m, get, p .. m.at, e, x)
+    y = y or {}
+    for i = 1, #x do y[i] = (y[i] or 0) + weight * ye[i] end
+  end
+  return y
+end
+
 local function layer(d, get, i, x)
   local p, names = ("%s%d."):format(d.prefix, i), d.norms
   local function normed(role, v) return names[role] and norm(d, get, p .. names[role], v) or v end
@@ -126,11 +216,13 @@ local function layer(d, get, i, x)
   for t = 1, #x do
     local o = {}
     for head = 0, d.heads - 1 do
-      table.move(attend(d, q, k, v, t, head, d.window and d.window(i) or 0), 1, d.dim, #o + 1, o)
+      table.move(attend(d, q, k, v, t, head, d.window and d.window(i) or 0,
+        d.sinks and get(p .. "self_attn.sinks")[head + 1]), 1, d.dim, #o + 1, o)
     end
     local a = normed("after", linear(get, p .. "self_attn." .. (d.out or "o_proj"), o))
     local y = plus(x[t], a)
-    local m = mlp(d, get, p .. "mlp.", d.parallel and h[t] or normed("before_mlp", y))
+    local u = d.parallel and h[t] or normed("before_mlp", y)
+    local m = d.moe and d.moe.layers(i) and routed(d, get, p, u) or mlp(d, get, p .. "mlp.", u)
     out[t] = plus(y, normed("after_mlp", m))
   end
   return out

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
---- A small family with two stages, for tests: every expert sees every token, weighted by a softmax gate.
+--- A small family with two stages, for tests: each token goes to some of the experts (`chosen` in the config, default
+-- all), weighted by a softmax gate.
 -- It lives outside the tree and is found through package.path, as a user's family is.
 local nn = require "bs.nn"
 
@@ -9,7 +10,8 @@ function M.config(hf)
   local r = nn.reader(hf, "soft_gate")
   return {
     vocab = r.count("vocab_size"), channels = r.count("hidden_size"), layers = r.count("num_hidden_layers"),
-    hidden = r.count("expert_size"), experts = r.count("num_experts"), heads = 2, head_dim = r.count("head_dim"),
+    hidden = r.count("expert_size"), experts = r.count("num_experts"), heads = 2,
+    chosen = r.count("chosen", r.count("num_experts")), head_dim = r.count("head_dim"),
     eps = 1e-6, tied = false, rope = nn.rope_config(hf, r.count("head_dim")),
   }
 end
@@ -18,7 +20,6 @@ M.embed = { name = "embed.weight" }
 M.head = { norm = "norm.weight", weight = "head.weight" }
 function M.prefix(i) return ("layers.%d."):format(i) end
 function M.expert_prefix(i, e) return ("layers.%d.experts.%d."):format(i, e) end
-function M.experts(c) return c.experts end
 
 function M.tensors(c)
   local t, H, A = {}, c.channels, c.heads * c.head_dim
@@ -38,11 +39,11 @@ function M.expert_tensors(c)
   return t
 end
 
-function M.handoff(c) return { h = c.channels, u = c.channels, r = c.experts } end
+function M.routing(c) return { experts = c.experts, chosen = c.chosen, kind = "softmax" } end
 
 M.stages = {}
 
---- x -> h (residual stream), u (what experts see), r (gate weights)
+--- x -> h (residual stream), u (what experts see), r (weights of the chosen experts)
 function M.stages.mix(c, w, x, ctx)
   local n, A = nn.rmsnorm(x, w.norm1, c.eps), c.heads * c.head_dim
   local qkv = w.attn.qkv(n)
@@ -51,11 +52,11 @@ function M.stages.mix(c, w, x, ctx)
     { heads = c.heads, kv_heads = c.heads, head_dim = c.head_dim })
   local h = x + w.attn.out(o)
   local u = nn.rmsnorm(h, w.norm2, c.eps)
-  return h, u, nn.softmax(w.gate(u))
+  return h, u, ctx.route(w.gate(u))
 end
 
-function M.stages.expert(_, w, e, u, r)
-  return nn.row_scale(w.down(nn.glu(w.gate_up(u), w.up(u), "silu")), r, e + 1)
+function M.stages.expert(_, w, x, weight)
+  return nn.row_scale(w.down(nn.glu(w.gate_up(x), w.up(x), "silu")), weight, 1)
 end
 
 function M.stages.join(_, h, y) return h + y end

@@ -24,6 +24,31 @@ function tiny.tensor(name, dims, dtype)
   return dtype and dtype ~= "f32" and a:cast(dtype) or a
 end
 
+--- Random values [.., columns] that MXFP4 holds: arrays of its blocks [.., columns / 32, 16] and scales
+-- [.., columns / 32], and the values as f32.
+function tiny.mxfp4(name, dims)
+  local value, n = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 }, 1
+  for _, d in ipairs(dims) do n = n * d end
+  local code, exponent, values = noise(name, n, 8), noise("scales of " .. name, n // 32, 2), {}
+  local blocks, scales = {}, {}
+  for g = 1, n // 32 do
+    local scale = 124 + math.floor(exponent[g])
+    scales[g] = string.char(scale)
+    for i = 1, 32 do
+      local at = (g - 1) * 32 + i
+      code[at] = math.floor(code[at] + 8)
+      values[at] = (code[at] < 8 and 1 or -1) * value[code[at] % 8 + 1] * 2.0 ^ (scale - 127)
+      if i % 2 == 0 then blocks[#blocks + 1] = string.char(code[at - 1] | code[at] << 4) end
+    end
+  end
+  local groups = table.move(dims, 1, #dims, 1, {})
+  groups[#dims] = groups[#dims] // 32
+  local per_block = table.move(groups, 1, #groups, 1, {})
+  per_block[#dims + 1] = 16
+  return bs.array.new("u8", per_block, table.concat(blocks)), bs.array.new("u8", groups, table.concat(scales)),
+    bs.array.new("f32", dims, values)
+end
+
 --- Numbers to move a tensor along, as large as its own spread: half gradient, half random.
 function tiny.direction(name, dims, gradient)
   local norm, n = 0, #gradient
@@ -34,15 +59,30 @@ function tiny.direction(name, dims, gradient)
   return d
 end
 
---- Write config.json and model.safetensors for a family. dtype: how weights are stored.
+-- What a file has of the experts of layer i: tensors of each, or fused ones, of which matrices that may lie as
+-- [in, out] do.
+local function add_experts(family, c, i, add)
+  local n = family.routing(c).experts
+  for _, t in ipairs(family.expert_tensors(c, i)) do
+    if t.stored then
+      local turned = t.transposed and #t.dims == 2
+      add(family.prefix(i) .. t.stored, turned and { n, t.dims[2], t.dims[1] } or { n, table.unpack(t.dims) })
+    else
+      for e = 0, n - 1 do add(family.expert_prefix(i, e) .. t.name, t.dims) end
+    end
+  end
+end
+
+--- Write config.json and model.safetensors for a family. dtype: how weights are stored, but for corrections of a
+-- choice, which are f32 in all files.
 function tiny.checkpoint(dir, family, config, dtype)
   local c, arrays = family.config(config), {}
-  local function add(name, dims) arrays[name] = tiny.tensor(name, dims, dtype) end
+  local function add(name, dims)
+    arrays[name] = tiny.tensor(name, dims, not name:find "correction_bias" and dtype or nil)
+  end
   for i = 0, c.layers - 1 do
     for _, t in ipairs(family.tensors(c, i)) do add(family.prefix(i) .. t.name, t.dims) end
-    for e = 0, (family.stages and family.experts(c, i) or 0) - 1 do
-      for _, t in ipairs(family.expert_tensors(c)) do add(family.expert_prefix(i, e) .. t.name, t.dims) end
-    end
+    if family.stages and (not family.staged or family.staged(c, i)) then add_experts(family, c, i, add) end
   end
   add(family.embed.name, { c.vocab, c.channels })
   add(family.head.norm, { c.channels })
@@ -52,6 +92,13 @@ function tiny.checkpoint(dir, family, config, dtype)
   bs.mkdir(dir)
   bs.write_file(dir .. "/config.json", bs.json.encode(config))
   bs.safetensors.write(dir .. "/model.safetensors", arrays, { format = "pt" })
+end
+
+--- All tensors of a checkpoint of one file: name -> array.
+function tiny.arrays(dir)
+  local file <close>, arrays = assert(bs.safetensors.open(dir .. "/model.safetensors")), {}
+  for _, t in ipairs(file:tensors()) do arrays[t.name] = file:read(t.name) end
+  return arrays
 end
 
 --- config.json of a small Qwen3-layout model.

@@ -51,6 +51,10 @@ local function build(self, plan, device, o)
   end
   if not spec.stack then self.head = open_head(self) end
   self.rotations = rotations.open(e, m.config)
+  if m.family.stages then
+    local route = m.family.routing(m.config)
+    self.routing = bs.routing.open(e, self.batch, { experts = route.experts, chosen = route.chosen })
+  end
   if o.cache_channels then self.cache = open_cache(self, o.cache_channels) end
   self.weights = weights.bind(m, e, trainer)
   self.stream = bs.stream.open { engine = e, placement = self.placement, io = spec.io }
@@ -64,13 +68,14 @@ end
 function instance.open(spec, plan, device, o)
   local self = setmetatable({
     spec = spec, keep_from = spec.model.config.layers - plan.keep, on_attend = o.on_attend,
+    dry = device:props().name == "meta",
   }, mt)
   local _ <close> = guard(self)
   build(self, plan, device, o)
   return self
 end
 
-local parts = { "stream", "cache", "head", "params", "embedding", "store", "batch", "engine" }
+local parts = { "stream", "cache", "routing", "head", "params", "embedding", "store", "batch", "engine" }
 
 function methods:close()
   self.weights, self.rotations = nil, nil

@@ -22,8 +22,9 @@ local function register_base(m, params)
   local function add_part(part)
     for _, name in ipairs(part.order) do
       local t, rows = part.tensor[name], 1
-      for i = 1, #t.dims - 1 do rows = rows * t.dims[i] end
-      add(part.prefix .. name, rows, t.dims[#t.dims], part.block, t.id)
+      local dims = t.transposed and { t.dims[2], t.dims[1] } or t.dims -- as it lies
+      for i = 1, #dims - 1 do rows = rows * dims[i] end
+      add(part.prefix .. name, rows, dims[#dims], part.block, t.id)
     end
   end
   model.each_part(m, add_part)

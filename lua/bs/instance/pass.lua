@@ -22,6 +22,7 @@
 --   context         of each micro-batch: what stages see of it
 --   kept            scopes that were set aside with their activations
 --   gathered        micro-batches whose embedding rows are on the device
+--   offsets         of a staged layer: where each expert's rows begin in the order of its routing
 local bs = require "bs"
 local program = require "bs.instance.program"
 local visits = require "bs.instance.visits"
@@ -67,7 +68,7 @@ end
 --- Run a pass. Whatever is raised in it leaves the instance usable. inst.pushed: the program whose visits the pass
 -- before has already pushed (its `next`), or nil.
 function pass.run(inst, list, p)
-  p.op_hash, p.context, p.kept, p.gathered = {}, {}, {}, {}
+  p.op_hash, p.context, p.kept, p.gathered, p.offsets = {}, {}, {}, {}, {}
   if inst.pushed ~= list then
     if inst.pushed then inst.stream:abort() end
     inst.stream:push(list, (p.cyclic or p.next) == true)

@@ -55,6 +55,16 @@ local function context(inst, p, j)
     end,
     scope = { batch = inst.batch, micro = j, train = p.train, step = p.step },
   }
+  if inst.routing then
+    local m = inst.spec.model
+    ctx.route = function(logits, bias)
+      local o = m.family.routing(m.config)
+      return bs.op.route(logits, inst.routing, {
+        chosen = o.chosen, kind = o.kind, groups = o.groups, kept = o.kept, renorm = o.renorm, scale = o.scale,
+        bias = bias,
+      })
+    end
+  end
   if p.cache or inst.on_attend then ctx.attend = attend_cached(inst, p, ctx) end
   return ctx
 end
@@ -74,9 +84,20 @@ function scopes.enter(inst, p, visit, j, tape, suffix)
   return inst.engine:scope(o), ctx
 end
 
+--- Open the scope of routed rows [begin, begin + rows). Returns it and the context of the stage of experts.
+function scopes.enter_rows(inst, p, visit, begin, rows, tape)
+  if p.prepare then p.prepare(visit.layer, 0) end
+  local scope = inst.engine:scope {
+    routing = inst.routing, begin = begin, rows = rows, tape = tape, train = p.train, step = p.step,
+    label = ("layer %d %s, rows %d to %d"):format(visit.layer, program.kind_name[visit.kind], begin, begin + rows - 1),
+  }
+  return scope, { layer = visit.layer }
+end
+
 -- ---- recompute -----------------------------------------------------------------------------------------
 
---- Name of a stage's work on a micro-batch; part: "join", or the number of an expert.
+--- Name of a stage's work on a micro-batch; part: "join", or where a
+-- piece begins; j is its expert then.
 function scopes.work_name(layer, j, part)
   local name = layer .. "/" .. j
   return part and name .. "/" .. part or name

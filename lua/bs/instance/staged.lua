@@ -1,16 +1,20 @@
 -- SPDX-License-Identifier: Apache-2.0
---- Visits of staged layers: `mix` hands (h, u, r) on, experts add to y in their order, `join` closes the layer.
--- There is a scope for each expert, so that a group's size changes no sum.
+--- Visits of staged layers: `mix` hands (h, u, r) on and routes each token to some experts; the rows of all
+-- micro-batches that chose an expert of a group pass through it together, in pieces of at most a micro-batch's
+-- capacity; what experts give is added to y in their order; `join` closes the layer. Where experts of a group train,
+-- a piece is of one of them.
 local bs = require "bs"
 local program = require "bs.instance.program"
 local scopes = require "bs.instance.scopes"
 
 local staged = { handler = {} }
 local K <const>, handler = program.kind, staged.handler
-local enter = scopes.enter
+local enter, enter_rows = scopes.enter, scopes.enter_rows
 
 -- A sum as ops take it: sums are f32, whatever is computed in.
 local function get_sum(inst, key, j) return bs.op.activation(inst.store:get(key, j)) end
+
+-- ---- mix and routing -----------------------------------------------------------------------------------
 
 local function mix(inst, p, visit, j)
   local m, keys = inst.spec.model, inst.keys
@@ -29,27 +33,50 @@ handler[K.mix] = function(inst, p, visit)
     mix(inst, p, visit, j)
     inst.store:zero(inst.keys.y, j)
   end
+  inst.routing:sort()
 end
 
-local function group_of(inst, visit) return inst.spec.model.layers[visit.layer].groups[visit.stage] end
-
-local function expert(inst, visit, e, u, r, ctx)
-  local m = inst.spec.model
-  return m.family.stages.expert(m.config, inst.weights.layers[visit.layer].expert[e], e, u, r, ctx)
+-- Where each expert's rows begin in the order of experts: the only wait of a layer, in its forward half. A dry run
+-- computes nothing that could be routed; one full piece of one expert is what any piece takes.
+local function offsets(inst, p, layer)
+  local known = p.offsets[layer]
+  if not known and inst.dry then
+    known = { 0 }
+    for e = 1, inst.spec.model.layers[layer].experts do known[e + 1] = inst.spec.batch.tokens end
+  end
+  known = known or inst.routing:offsets()
+  p.offsets[layer] = known
+  return known
 end
 
--- The last group of a layer also closes it.
-handler[K.experts] = function(inst, p, visit)
-  local m, keys, store, group = inst.spec.model, inst.keys, inst.store, group_of(inst, visit)
-  for j = 0, p.micros - 1 do
-    for e = group.first, group.first + group.n - 1 do
-      local scope <close>, ctx = enter(inst, p, visit, j, false, " " .. e)
-      local y = expert(inst, visit, e, store:get(keys.mix_u, j), store:get(keys.mix_r, j), ctx)
-      scopes.remember(p, scope, visit.layer, j, e)
-      bs.op.accumulate(store:get(keys.y, j), y)
+-- fn(w, begin, rows, name) for every piece of the rows of a visit's group: its weights, its rows and what it is called.
+-- Pieces end at multiples of a micro-batch's capacity, counted over all rows of the layer, and where it is a piece of
+-- one expert at its end: the rows that an expert computes together do not depend on the group that it is in.
+local function each_piece(inst, p, visit, fn)
+  local layer, at = inst.weights.layers[visit.layer], offsets(inst, p, visit.layer)
+  local group, most = inst.spec.model.layers[visit.layer].groups[visit.stage], inst.spec.batch.tokens
+  local function run(w, first, last)
+    local begin = at[first + 1]
+    while begin < at[last + 2] do
+      local rows = math.min((begin // most + 1) * most, at[last + 2]) - begin
+      fn(w, begin, rows, first)
+      begin = begin + rows
     end
   end
-  if visit.stage ~= #m.layers[visit.layer].groups then return end
+  local all, last = layer.group[visit.stage], group.first + group.n - 1
+  if all then return run(all, group.first, last) end
+  for e = group.first, last do run(layer.expert[e], e, e) end
+end
+
+local function expert(inst, w, x, weight, ctx)
+  local m = inst.spec.model
+  return m.family.stages.expert(m.config, w, x, weight, ctx)
+end
+
+-- ---- forward -------------------------------------------------------------------------------------------
+
+local function join(inst, p, visit)
+  local m, keys, store = inst.spec.model, inst.keys, inst.store
   for j = 0, p.micros - 1 do
     local scope <close>, ctx = enter(inst, p, visit, j, false, " join")
     local y = m.family.stages.join(m.config, store:get(keys.mix_h, j), get_sum(inst, keys.y, j), ctx)
@@ -58,6 +85,20 @@ handler[K.experts] = function(inst, p, visit)
   end
   scopes.observe(inst, p, "hidden", visit.layer + 1)
 end
+
+-- The last group of a layer also closes it.
+handler[K.experts] = function(inst, p, visit)
+  local keys, store, routing = inst.keys, inst.store, inst.routing
+  each_piece(inst, p, visit, function(w, begin, rows, name)
+    local scope <close>, ctx = enter_rows(inst, p, visit, begin, rows, false)
+    local y = expert(inst, w, routing:take_rows(store, keys.mix_u), routing:take_weights(store, keys.mix_r), ctx)
+    scopes.remember(p, scope, visit.layer, name, begin)
+    routing:add_rows(store, keys.y, y)
+  end)
+  if visit.stage == #inst.spec.model.layers[visit.layer].groups then join(inst, p, visit) end
+end
+
+-- ---- backward ------------------------------------------------------------------------------------------
 
 -- The backward half of a layer begins with its mix without a tape, for what experts read, and with the gradients of
 -- join. join is linear in (h, y): its gradients do not depend on their values, so that y is not computed again.
@@ -77,23 +118,23 @@ handler[K.remix] = function(inst, p, visit)
     store:zero(keys.mix_du, j)
     store:zero(keys.mix_dr, j)
   end
+  inst.routing:sort()
 end
 
 handler[K.experts_backward] = function(inst, p, visit)
-  local keys, store, group = inst.keys, inst.store, group_of(inst, visit)
-  for j = 0, p.micros - 1 do
-    for e = group.first, group.first + group.n - 1 do
-      local scope <close>, ctx = enter(inst, p, visit, j, true, " " .. e)
-      local u, r = store:get(keys.mix_u, j), store:get(keys.mix_r, j)
-      u:want_grad()
-      r:want_grad()
-      local y = expert(inst, visit, e, u, r, ctx)
-      scopes.compare(p, scope, visit.layer, j, e)
-      scope:backward { { y, store:get(keys.dy, j) } }
-      bs.op.accumulate(store:get(keys.mix_du, j), u:grad())
-      bs.op.accumulate(store:get(keys.mix_dr, j), r:grad())
-    end
-  end
+  local keys, store, routing = inst.keys, inst.store, inst.routing
+  each_piece(inst, p, visit, function(w, begin, rows, name)
+    local scope <close>, ctx = enter_rows(inst, p, visit, begin, rows, true)
+    local x, weight = routing:take_rows(store, keys.mix_u), routing:take_weights(store, keys.mix_r)
+    local dy = routing:take_rows(store, keys.dy)
+    x:want_grad()
+    weight:want_grad()
+    local y = expert(inst, w, x, weight, ctx)
+    scopes.compare(p, scope, visit.layer, name, begin)
+    scope:backward { { y, dy } }
+    routing:add_rows(store, keys.mix_du, x:grad())
+    routing:add_weights(store, keys.mix_dr, weight:grad())
+  end)
 end
 
 handler[K.mix_backward] = function(inst, p, visit)

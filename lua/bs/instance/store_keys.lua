@@ -23,7 +23,7 @@ function store_keys.list(spec, boundaries, keep)
   end
   key.g = add("g", c.channels, "device") -- the gradient that travels down
   if m.family.stages then
-    local hand = m.family.handoff(c)
+    local hand = { h = c.channels, u = c.channels, r = m.family.routing(c).chosen }
     -- Sums over experts are f32, whatever is computed in: y, and the gradients of u and r.
     local sums = { u = "f32", r = "f32" }
     for _, name in ipairs { "h", "u", "r" } do

@@ -7,27 +7,60 @@ local head = require "bs.model.head"
 
 local blocks = {}
 
-local function add_tensor(self, block, spec, full)
-  local t = checkpoint.tensor(self.checkpoint, full, spec.dims)
-  self.read[full] = true
-  if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or full end
-  return self.manifest:tensor(block, full, t.dtype, spec.dims, self.manifest:file(t.path), t.offset)
+-- The tensor of the file that a spec means, behind `prefix`: its entry, whether it lies transposed, and where it is
+-- packed the entry of its scales. With spec.stored it holds a slice for each of at.count.
+local function find_tensor(self, spec, at)
+  local name, count = at.prefix .. (spec.stored or spec.name), spec.stored and at.count
+  if spec.packed and not self.checkpoint.tensors[name] then
+    local values, scales = checkpoint.packed(self.checkpoint, name, spec.dims, count, spec.packed)
+    return values, false, scales
+  end
+  return checkpoint.slices(self.checkpoint, name, spec.dims, count, spec.transposed)
 end
 
--- One part of a layer (its trunk, one expert): where its tensors ended up.
-local function add_part(self, block, prefix, specs)
-  local part = { block = block, prefix = prefix, tensor = {}, order = {} }
+-- Returns its id and whether it lies transposed.
+local function add_tensor(self, block, spec, at)
+  local m, t, transposed, scales = self.manifest, find_tensor(self, spec, at)
+  local full, count = at.name .. spec.name, spec.stored and at.count or 1
+  local function place(x) return { m:file(x.path), x.offset + (spec.stored and at.index or 0) * (x.bytes // count) } end
+  self.read[t.name] = true
+  if scales then self.read[scales.name] = true end
+  if t.dtype ~= "f32" then self.not_f32 = self.not_f32 or t.name end
+  if scales then return m:packed(block, full, spec.packed, spec.dims, place(t), place(scales)), false end
+  local dims, to = transposed and { spec.dims[2], spec.dims[1] } or spec.dims, place(t)
+  return m:tensor(block, full, t.dtype, dims, to[1], to[2]), transposed
+end
+
+-- One part of a layer (its trunk, one expert): where its tensors ended up. at: {prefix = of the names of tensors in the
+-- file, name = before those of the part, index and count where stored tensors hold one slice for each of so many}.
+local function add_part(self, block, at, specs)
+  local part = { block = block, prefix = at.name, tensor = {}, order = {} }
   for _, spec in ipairs(specs) do
-    part.tensor[spec.name] = { id = add_tensor(self, block, spec, prefix .. spec.name), dims = spec.dims }
+    local id, transposed = add_tensor(self, block, spec, at)
+    part.tensor[spec.name] = {
+      id = id, dims = spec.dims, transposed = transposed, stored = spec.stored and at.prefix .. spec.stored,
+    }
     part.order[#part.order + 1] = spec.name
   end
   return part
 end
 
-local function bytes_of(self, prefix, specs)
+local function trunk_at(self, i)
+  local prefix = self.family.prefix(i)
+  return { prefix = prefix, name = prefix }
+end
+
+-- Tensors of an expert of its own begin with expert_prefix(i, e); slices are of tensors of the layer.
+local function expert_at(self, i, e, count, specs)
+  local name = self.family.expert_prefix(i, e)
+  return { prefix = specs[1].stored and self.family.prefix(i) or name, name = name, index = e, count = count }
+end
+
+local function bytes_of(self, at, specs)
   local n = 0
   for _, spec in ipairs(specs) do
-    n = n + checkpoint.tensor(self.checkpoint, prefix .. spec.name, spec.dims).bytes
+    local t, _, scales = find_tensor(self, spec, at)
+    n = n + (t.bytes + (scales and scales.bytes or 0)) // (spec.stored and at.count or 1)
   end
   return n
 end
@@ -35,27 +68,27 @@ end
 local function add_dense(self, i)
   local fam, c = self.family, self.config
   local block = self.manifest:block("layers." .. i, "layer")
-  return { trunk = add_part(self, block, fam.prefix(i), fam.tensors(c, i)) }
+  return { trunk = add_part(self, block, trunk_at(self, i), fam.tensors(c, i)) }
 end
 
 -- Experts are grouped so that a group is about as large as the trunk; `group` overrides it.
 local function add_staged(self, i, group)
   local fam, c = self.family, self.config
   local mix_specs, expert_specs = fam.tensors(c, i), fam.expert_tensors(c, i)
-  local count = fam.experts(c, i)
+  local count = fam.routing(c).experts
   local mix = self.manifest:block(("layers.%d.mix"):format(i), "mix")
   local layer = { groups = {}, experts = count }
-  layer.trunk = add_part(self, mix, fam.prefix(i), mix_specs)
+  layer.trunk = add_part(self, mix, trunk_at(self, i), mix_specs)
   if not group then
-    local one = bytes_of(self, fam.expert_prefix(i, 0), expert_specs)
-    group = math.max(1, bytes_of(self, fam.prefix(i), mix_specs) // one)
+    local one = bytes_of(self, expert_at(self, i, 0, count, expert_specs), expert_specs)
+    group = math.max(1, bytes_of(self, trunk_at(self, i), mix_specs) // one)
   end
   for first = 0, count - 1, group do
     local n = math.min(group, count - first)
     local block = self.manifest:block(("layers.%d.experts.%d"):format(i, first), "experts")
     local g = { block = block, first = first, n = n, expert = {} }
     for e = first, first + n - 1 do
-      g.expert[e] = add_part(self, block, fam.expert_prefix(i, e), expert_specs)
+      g.expert[e] = add_part(self, block, expert_at(self, i, e, count, expert_specs), expert_specs)
     end
     layer.groups[#layer.groups + 1] = g
   end
@@ -113,7 +146,7 @@ local function add_norm(self)
   local names, C = self.family.head, self.config.channels
   local specs = { { name = names.norm, dims = { C } } }
   if names.norm_bias then specs[2] = { name = names.norm_bias, dims = { C } } end
-  self.norm = add_part(self, self.manifest:block("norm", "norm"), "", specs)
+  self.norm = add_part(self, self.manifest:block("norm", "norm"), { prefix = "", name = "" }, specs)
   self.final_norm = names.apply or function(c, w, x)
     return bs.op.rmsnorm(x, w.norm, c.eps, c.norm_one_plus)
   end

@@ -110,18 +110,29 @@ end
 
 local function shape(dims) return "[" .. table.concat(dims, ", ") .. "]" end
 
---- An entry, checked: it is stored as what can be computed with, and has the shape that the config implies.
-function checkpoint.check_tensor(self, t, dims)
+local function same_dims(a, b)
+  if #a ~= #b then return false end
+  for i = 1, #a do
+    if a[i] ~= b[i] then return false end
+  end
+  return true
+end
+
+-- An entry that is stored as what can be computed with.
+local function known_dtype(self, t)
   if t.dtype ~= "f32" and t.dtype ~= "bf16" and t.dtype ~= "f16" then
     local what = quantised.beside(self.tensors, t.name)
     bs.fail("error", "%s: tensor '%s' is stored as %s; f32, bf16 and f16 are supported%s", t.path, t.name, t.dtype,
       what and ". " .. what or "")
   end
-  local same = #t.dims == #dims
-  for i = 1, same and #dims or 0 do same = same and t.dims[i] == dims[i] end
-  if not same then
-    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s", t.path, t.name, shape(t.dims),
-      shape(dims))
+  return t
+end
+
+--- An entry, checked: it is stored as what can be computed with, and has the shape that the config implies.
+function checkpoint.check_tensor(self, t, dims)
+  known_dtype(self, t)
+  if not same_dims(t.dims, dims) then
+    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s", t.path, t.name, shape(t.dims), shape(dims))
   end
   return t
 end
@@ -136,14 +147,61 @@ local function other_prefix(self, name)
   return found and ("It has '%s': its names have another prefix"):format(found)
 end
 
---- The entry of a tensor by its name, checked likewise.
-function checkpoint.tensor(self, name, dims)
+-- The entry of a name that config.json asks for.
+local function find(self, name, dims)
   local t = self.tensors[name]
-  if t then return checkpoint.check_tensor(self, t, dims) end
+  if t then return t end
   local what = quantised.beside(self.tensors, name)
     or self.unlisted[name] and "It is in a shard, but the index does not name it" or other_prefix(self, name)
   bs.fail("error", "%s: tensor '%s' %s is missing; config.json asks for it%s", self.dir, name, shape(dims),
     what and ". " .. what or "")
+end
+
+--- The entry of a tensor by its name, checked likewise.
+function checkpoint.tensor(self, name, dims) return checkpoint.check_tensor(self, find(self, name, dims), dims) end
+
+--- The entry of a tensor that holds `count` matrices or vectors of these dims (nil: one, without a dimension for it).
+-- transposed: matrices may lie as [in, out] as well as [out, in]; where both could be meant, it says whether they do.
+-- Returns whether they do, too.
+function checkpoint.slices(self, name, dims, count, transposed)
+  if not count then return checkpoint.tensor(self, name, dims), false end
+  local as_is, turned = { count, table.unpack(dims) }, { count, dims[2], dims[1] }
+  local t = known_dtype(self, find(self, name, as_is))
+  if #dims == 2 and transposed ~= nil and same_dims(t.dims, turned) and (transposed or dims[1] ~= dims[2]) then
+    return t, true
+  end
+  if not same_dims(t.dims, as_is) then
+    bs.fail("error", "%s: tensor '%s' is %s, config.json implies %s%s", t.path, name, shape(t.dims), shape(as_is),
+      transposed ~= nil and #dims == 2 and " or " .. shape(turned) or "")
+  end
+  return t, false
+end
+
+-- Suffixes of the tensors that a packed one lies in, and their last dimensions for a row of n values.
+local packings = {
+  mxfp4 = { blocks = "_blocks", scales = "_scales", group = 32, bytes = 16 },
+}
+
+--- The entries of a packed tensor [count, dims...] and of its scales.
+function checkpoint.packed(self, name, dims, count, packing)
+  local p = packings[packing]
+  local groups, found = dims[#dims] // p.group, {}
+  for _, part in ipairs { "blocks", "scales" } do
+    local full, want = name .. p[part], { count, table.unpack(dims) }
+    want[#want] = groups
+    if part == "blocks" then want[#want + 1] = p.bytes end
+    local t = self.tensors[full]
+    if not t then
+      bs.fail("error", "%s: neither '%s' nor '%s' %s is there; config.json asks for it", self.dir, name, full,
+        shape(want))
+    end
+    if t.dtype ~= "u8" or not same_dims(t.dims, want) or dims[#dims] % p.group ~= 0 then
+      bs.fail("error", "%s: tensor '%s' is %s %s, config.json implies u8 %s", t.path, full, t.dtype, shape(t.dims),
+        shape(want))
+    end
+    found[part] = t
+  end
+  return found.blocks, found.scales
 end
 
 return checkpoint

@@ -11,23 +11,34 @@ local files = require "bs.settings.files"
 local family = {
   shipped = {
     "llama", "qwen3", "qwen2", "mistral", "qwen3_vl", "gemma", "gemma2", "gemma3_text", "phi3", "glm",
-    "glm4", "phi",
+    "glm4", "phi", "qwen3_moe", "mixtral", "glm4_moe", "qwen3_vl_moe", "gpt_oss",
   },
 }
 
 local required = { "config", "tensors", "prefix", "embed", "head", "lora" }
 local MOST_BYTES <const> = 16 << 20 -- of a family's file
+local of_experts = { "routing", "expert_tensors", "expert_prefix" }
+local of_stages = { "mix", "expert", "join" }
+
+local function lacks(m, name, fields, of)
+  for _, key in ipairs(fields) do
+    if m[key] == nil then bs.fail("error", "family '%s' lacks the field '%s%s'", name, of or "", key) end
+  end
+end
 
 --- A family with all that is required of one.
 function family.check(m, name)
   if type(m) ~= "table" or type(m.model_types) ~= "table" then
     bs.fail("error", "family '%s': the module must return a table with model_types", name)
   end
-  for _, key in ipairs(required) do
-    if m[key] == nil then bs.fail("error", "family '%s' lacks the field '%s'", name, key) end
-  end
+  lacks(m, name, required)
   if not (m.layer or m.stages) then
     bs.fail("error", "family '%s' needs layer(c, w, x, ctx) or stages", name)
+  end
+  if m.stages then
+    lacks(m, name, of_experts)
+    lacks(m.stages, name, of_stages, "stages.")
+    if m.staged then lacks(m, name, { "layer" }) end
   end
   return m
 end

@@ -90,6 +90,30 @@ function model.each_part(self, fn)
   end
 end
 
+--- What belongs to tensors of the model, by the names of its file: name -> list of values, one, or one for each slice
+-- of the tensor in their order.
+function model.in_file(self, values)
+  local out, stored = {}, {}
+  model.each_part(self, function(part)
+    for name, t in pairs(part.tensor) do
+      if t.stored then stored[part.prefix .. name] = t.stored end
+    end
+  end)
+  model.each_part(self, function(part)
+    for _, name in ipairs(part.order) do
+      local full = part.prefix .. name
+      if stored[full] and values[full] ~= nil then
+        local list = out[stored[full]] or {}
+        out[stored[full]], list[#list + 1] = list, values[full]
+      end
+    end
+  end)
+  for name, value in pairs(values) do
+    if not stored[name] then out[name] = { value } end
+  end
+  return out
+end
+
 --- Every linear of the layers in order: calls fn{full, name, part, layer, out, inn, weight, bias}.
 function model.each_linear(self, fn)
   model.each_part(self, function(part, i)

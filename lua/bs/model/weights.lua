@@ -44,7 +44,7 @@ local function bind_part(self, e, part, trainer)
       local l = bs.linear.new(e, {
         manifest = self.manifest, block = part.block, weight = t.id, bias = bias and bias.id,
         params = trainer and trainer.params, lora_a = a.a, lora_b = a.b, scale = a.scale,
-        dropout = a.dropout, base_weight = trainer and trainer.base[full],
+        dropout = a.dropout, transposed = t.transposed, base_weight = trainer and trainer.base[full],
         base_bias = trainer and bias and trainer.base[part.prefix .. base .. ".bias"],
         name = part.prefix .. base,
       })
@@ -56,16 +56,53 @@ local function bind_part(self, e, part, trainer)
   return w
 end
 
+-- Ids of one tensor in all experts of a group but the first.
+local function others(g, name)
+  local list = {}
+  for e = g.first + 1, g.first + g.n - 1 do list[#list + 1] = g.expert[e].tensor[name].id end
+  return list
+end
+
+-- The weights of a group of experts as those of one expert, for rows of all of them; nil where one has an adapter or
+-- trains, or where an expert is more than linears.
+local function bind_group(self, e, g, trainer)
+  local w, first = {}, g.expert[g.first]
+  for _, part in pairs(trainer and g.expert or {}) do
+    for _, name in ipairs(part.order) do
+      local full = part.prefix .. name
+      if trainer.base[full] or trainer.adapter[full:match("^(.*)%.weight$") or ""] then return nil end
+    end
+  end
+  for _, name in ipairs(first.order) do
+    local t, base = first.tensor[name], name:match("^(.*)%.weight$")
+    if base and #t.dims == 2 then
+      local bias = first.tensor[base .. ".bias"]
+      local l = bs.linear.new(e, {
+        manifest = self.manifest, block = g.block, weight = t.id, bias = bias and bias.id, transposed = t.transposed,
+        grouped = true, first_expert = g.first, next = others(g, name), next_bias = bias and others(g, base .. ".bias"),
+        name = first.prefix .. base,
+      })
+      place(w, base, setmetatable({ linear = l }, linear_mt))
+    elseif not name:match("%.bias$") then
+      return nil
+    end
+  end
+  return w
+end
+
 --- Weight objects on an engine. trainer: nil or {params, adapter = {linear name -> {a, b, scale,
--- dropout}}, base = {tensor name -> parameter}}. Returns {layers[i] = {trunk, expert[e]}, head = {norm},
--- tiles[i] = {weight, bias}}; a norm with a bias is {weight, bias}.
+-- dropout}}, base = {tensor name -> parameter}}. Returns {layers[i] = {trunk, expert[e], group[stage]}, head = {norm},
+-- tiles[i] = {weight, bias}}; a norm with a bias is {weight, bias}. A group that nothing trains has no experts of its
+-- own: its weights are applied to rows of all of them at once.
 function weights.bind(self, e, trainer)
   local w = { layers = {}, tiles = {} }
   for i = 0, self.config.layers - 1 do
     local layer = self.layers[i]
-    w.layers[i] = { trunk = bind_part(self, e, layer.trunk, trainer), expert = {} }
-    for _, g in ipairs(layer.groups or {}) do
-      for k, part in pairs(g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
+    w.layers[i] = { trunk = bind_part(self, e, layer.trunk, trainer), expert = {}, group = {} }
+    for stage, g in ipairs(layer.groups or {}) do
+      local group = bind_group(self, e, g, trainer)
+      w.layers[i].group[stage] = group
+      for k, part in pairs(group and {} or g.expert) do w.layers[i].expert[k] = bind_part(self, e, part, trainer) end
     end
   end
   local head, embed = self.family.head, self.embed

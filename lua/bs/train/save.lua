@@ -6,6 +6,7 @@
 -- status 6. It costs one walk where the job has three micro-batches, three walks at most.
 local bs = require "bs"
 local adapter = require "bs.model.adapter"
+local model = require "bs.model.model"
 local options = require "bs.settings.options"
 local put_folder = require "bs.model.put_folder"
 local write_model = require "bs.model.write_model"
@@ -146,9 +147,18 @@ local function tensors_of(m, ids, dtype)
   return list
 end
 
-local function add_trained(out, inst, id, t)
-  local value = inst.params:get(id)
-  if #t.dims ~= 2 then value = bs.array.new("f32", t.dims, value:bytes()) end
+-- ids: of the parameters that tensor t is made of, one or one for each of its slices.
+local function add_trained(out, inst, ids, t)
+  local value, bytes = inst.params:get(ids[1]), {}
+  if #ids > 1 or #t.dims ~= 2 then
+    bytes[1] = value:bytes()
+    for k = 2, #ids do
+      local slice <close> = inst.params:get(ids[k])
+      bytes[k] = slice:bytes()
+    end
+    value:close()
+    value = bs.array.new("f32", t.dims, table.concat(bytes))
+  end
   local stored = write_model.stored(t.name, value, t.dtype)
   out:add(t.name, stored)
   close(value, stored)
@@ -164,7 +174,7 @@ function save.base(inst, dir, opts)
       trainable)
   end
   local o = options.read("save_base: ", opts, base_options)
-  local ids = inst:parameter_ids()
+  local ids = model.in_file(m, inst:parameter_ids())
   local list = tensors_of(m, ids, o.dtype)
   put_folder(dir, write_model.names(), function(written)
     local out <close> = write_model.writer(written, list)
