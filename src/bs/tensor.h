@@ -177,6 +177,7 @@ BS_API BS_NODISCARD bs_status bs_op_last(bs_tensor *x, bs_tensor **out);
    together, in regions of the pool. */
 typedef struct bs_routing_cfg {
     int64_t experts, chosen; /* of a layer, and of a token, at most */
+    int64_t piece; /* routed rows of a scope, at most; 0: as many as a micro-batch has tokens */
 } bs_routing_cfg;
 BS_API BS_NODISCARD bs_status bs_routing_open(bs_engine *e, const bs_batch *b,
                                               const bs_routing_cfg *cfg, bs_routing **out);

@@ -12,11 +12,12 @@ static bs_routing *check(lua_State *L)
     return bsl_check(L, 1, &bsl_routing_type);
 }
 
-/* bs.routing.open(engine, batch, {experts =, chosen =}) */
+/* bs.routing.open(engine, batch, {experts =, chosen =, piece = rows of a scope, at most}) */
 static int l_open(lua_State *L)
 {
     static const bsl_option spec[] = {{"experts", BSL_I64, offsetof(bs_routing_cfg, experts), true},
                                       {"chosen", BSL_I64, offsetof(bs_routing_cfg, chosen), true},
+                                      {"piece", BSL_I64, offsetof(bs_routing_cfg, piece), false},
                                       {NULL, BSL_ANY, 0, false}};
     bs_routing_cfg cfg = {0};
     bs_engine *e = bsl_check(L, 1, &bsl_engine_type);

@@ -14,7 +14,7 @@
 struct bs_routing {
     bs_engine *e;
     const bs_batch *batch;
-    int64_t experts, chosen;
+    int64_t experts, chosen, piece;
     int64_t routed;            /* experts of the layer at hand */
     bsi_addr id, order, place; /* i32 [micros * tokens * chosen] */
     bsi_addr offset;           /* i32 [experts + 1] */
@@ -60,10 +60,17 @@ bs_status bs_routing_open(bs_engine *e, const bs_batch *b, const bs_routing_cfg 
         return bsi_fail(BS_ARG,
                         "routing: %d micro-batches of %lld tokens with %lld experts each are too many",
                         b->cfg.micros, (long long)b->cfg.tokens, (long long)cfg->chosen);
+    if (cfg->piece < 0 || cfg->piece > n)
+        return bsi_fail(BS_ARG, "routing: a piece of %lld rows; 1..%lld, or 0, are expected",
+                        (long long)cfg->piece, (long long)n);
     bs_routing *r = bsi_alloc(BS_TAG_MISC, sizeof *r);
     if (!r)
         return BS_NOMEM;
-    *r = (bs_routing){.e = e, .batch = b, .experts = cfg->experts, .chosen = cfg->chosen};
+    *r = (bs_routing){.e = e,
+                      .batch = b,
+                      .experts = cfg->experts,
+                      .chosen = cfg->chosen,
+                      .piece = cfg->piece ? cfg->piece : b->cfg.tokens};
     bs_status st = open_regions(r, n);
     if (st != BS_OK) {
         bs_routing_close(r);
@@ -264,10 +271,9 @@ bs_status bsi_routing_check(const bs_routing *r, const bs_engine *e, int64_t beg
 {
     if (r->e != e)
         return bsi_fail(BS_ARG, "scope: the routing was made on another engine");
-    if (begin < 0 || rows < 1 || rows > r->batch->cfg.tokens ||
-        begin > capacity(r) * r->batch->micros - rows)
+    if (begin < 0 || rows < 1 || rows > r->piece || begin > capacity(r) * r->batch->micros - rows)
         return bsi_fail(BS_ARG, "scope: %lld routed rows from %lld on; 1..%lld of %lld are expected",
-                        (long long)rows, (long long)begin, (long long)r->batch->cfg.tokens,
+                        (long long)rows, (long long)begin, (long long)r->piece,
                         (long long)(capacity(r) * r->batch->micros));
     return BS_OK;
 }
@@ -317,7 +323,7 @@ static bs_status take_piece(bs_engine *e, const char *op, const bs_place *all, i
         return bsi_fail(BS_DTYPE, "%s: rows are %s, activations are %s", op, bs_dtype_name(all->dtype),
                         bs_dtype_name(e->dtype));
     int64_t n = s->scope.piece.tokens;
-    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, r->batch->cfg.tokens, out));
+    BSI_TRY(bsi_tensor_new(s, 2, (int64_t[]){n, C}, r->piece, out));
     bsi_addr order = bsi_addr_add(r->order, (size_t)bsi_routing_begin(s) * sizeof(int32_t));
     bs_status st = take(r, order, n, all, stride, C, k, (*out)->value->at, "take rows");
     if (st != BS_OK)

@@ -645,9 +645,16 @@ static void test_gradient(void **state)
 static void refuse_open(fixture *f)
 {
     bs_routing *r = NULL;
-    const bs_routing_cfg wrong[] = {{0, 1}, {4, 0}, {4, 5}, {BSK_ROUTE_EXPERTS + 1, 1}, {-1, -1}};
+    const bs_routing_cfg wrong[] = {{.experts = 0, .chosen = 1},
+                                    {.experts = 4, .chosen = 0},
+                                    {.experts = 4, .chosen = 5},
+                                    {.experts = BSK_ROUTE_EXPERTS + 1, .chosen = 1},
+                                    {.experts = -1, .chosen = -1}};
     for (size_t i = 0; i < BSI_COUNT(wrong); i++)
         assert_error(bs_routing_open(f->e, f->batch, &wrong[i], &r), BS_ARG, "experts");
+    const bs_routing_cfg pieces[] = {{4, 2, -1}, {4, 2, CAP * MICROS * 2 + 1}};
+    for (size_t i = 0; i < BSI_COUNT(pieces); i++)
+        assert_error(bs_routing_open(f->e, f->batch, &pieces[i], &r), BS_ARG, "piece");
     assert_null(r);
 }
 

@@ -275,15 +275,15 @@ describe("a layer whose tokens go to some of the experts", function()
   end
 
   it("launches by the rows of an expert, not by the micro-batches that they come in", function()
-    -- Two experts of five have 28 rows each. Pieces end where an expert's rows do and at multiples of 16: 16, 28, 32,
-    -- 48, 56. Three layers; forward rows and weights, backward the gradient, too.
-    local want = 5 * 3 * (2 + 3)
+    -- Two experts of five have 28 rows each. Pieces end where an expert's rows do and at multiples of 32, the routed
+    -- rows of a micro-batch: 28, 32, 56. Three layers; forward rows and weights, backward the gradient, too.
+    local want = 3 * 3 * (2 + 3)
     local three = { tiny.micro(1, 200, { 7 }), tiny.micro(2, 200, { 9 }), tiny.micro(3, 200, { 12 }) }
     for _, group in ipairs { 1, 5 } do
       local two = launches({ group = group }, micros)
       assert.equal(want, two["take rows"])
       assert.equal(want, launches({ group = group, micros = 3 }, three)["take rows"])
-      assert.equal(5 * 3 * (1 + 2), two["add rows"])
+      assert.equal(3 * 3 * (1 + 2), two["add rows"])
       assert.equal(3 * 2, two["sort rows"])
     end
   end)

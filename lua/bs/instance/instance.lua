@@ -9,6 +9,7 @@ local options = require "bs.settings.options"
 local parameters = require "bs.instance.parameters"
 local pass = require "bs.instance.pass"
 local rotations = require "bs.instance.rotations"
+local staged = require "bs.instance.staged"
 local weights = require "bs.model.weights"
 
 local instance = {}
@@ -53,7 +54,10 @@ local function build(self, plan, device, o)
   self.rotations = rotations.open(e, m.config)
   if m.family.stages then
     local route = m.family.routing(m.config)
-    self.routing = bs.routing.open(e, self.batch, { experts = route.experts, chosen = route.chosen })
+    self.piece = staged.piece_rows(spec.batch.tokens, route.chosen)
+    self.routing = bs.routing.open(e, self.batch, {
+      experts = route.experts, chosen = route.chosen, piece = self.piece,
+    })
   end
   if o.cache_channels then self.cache = open_cache(self, o.cache_channels) end
   self.weights = weights.bind(m, e, trainer)

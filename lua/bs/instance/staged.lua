@@ -1,18 +1,22 @@
 -- SPDX-License-Identifier: Apache-2.0
 --- Visits of staged layers: `mix` hands (h, u, r) on and routes each token to some experts; the rows of all
--- micro-batches that chose an expert of a group pass through it together, in pieces of at most a micro-batch's
--- capacity; what experts give is added to y in their order; `join` closes the layer. Where experts of a group train,
--- a piece is of one of them.
+-- micro-batches that chose an expert of a group pass through it together, in pieces (`piece_rows`); what experts give
+-- is added to y in their order; `join` closes the layer. Where experts of a group train, a piece is of one of them.
 local bs = require "bs"
 local program = require "bs.instance.program"
 local scopes = require "bs.instance.scopes"
 
 local staged = { handler = {} }
+local PIECE_ROWS <const> = 8192
 local K <const>, handler = program.kind, staged.handler
 local enter, enter_rows = scopes.enter, scopes.enter_rows
 
 -- A sum as ops take it: sums are f32, whatever is computed in.
 local function get_sum(inst, key, j) return bs.op.activation(inst.store:get(key, j)) end
+
+--- Routed rows of a piece, at most: all of a micro-batch's, while that is not more than fills any device; never less
+-- than it has tokens. It depends on shapes only, since sums of gradients over rows are made piece by piece.
+function staged.piece_rows(tokens, chosen) return math.max(tokens, math.min(tokens * chosen, PIECE_ROWS)) end
 
 -- ---- mix and routing -----------------------------------------------------------------------------------
 
@@ -42,7 +46,7 @@ local function offsets(inst, p, layer)
   local known = p.offsets[layer]
   if not known and inst.dry then
     known = { 0 }
-    for e = 1, inst.spec.model.layers[layer].experts do known[e + 1] = inst.spec.batch.tokens end
+    for e = 1, inst.spec.model.layers[layer].experts do known[e + 1] = inst.piece end
   end
   known = known or inst.routing:offsets()
   p.offsets[layer] = known
@@ -50,11 +54,11 @@ local function offsets(inst, p, layer)
 end
 
 -- fn(w, begin, rows, name) for every piece of the rows of a visit's group: its weights, its rows and what it is called.
--- Pieces end at multiples of a micro-batch's capacity, counted over all rows of the layer, and where it is a piece of
+-- Pieces end at multiples of their capacity, counted over all rows of the layer, and where it is a piece of
 -- one expert at its end: the rows that an expert computes together do not depend on the group that it is in.
 local function each_piece(inst, p, visit, fn)
   local layer, at = inst.weights.layers[visit.layer], offsets(inst, p, visit.layer)
-  local group, most = inst.spec.model.layers[visit.layer].groups[visit.stage], inst.spec.batch.tokens
+  local group, most = inst.spec.model.layers[visit.layer].groups[visit.stage], inst.piece
   local function run(w, first, last)
     local begin = at[first + 1]
     while begin < at[last + 2] do

@@ -7,6 +7,8 @@ local head = require "bs.model.head"
 
 local blocks = {}
 
+local GROUP_ENTRIES <const> = 128 << 20 -- 256 MiB of bf16
+
 -- The tensor of the file that a spec means, behind `prefix`: its entry, whether it lies transposed, and where it is
 -- packed the entry of its scales. With spec.stored it holds a slice for each of at.count.
 local function find_tensor(self, spec, at)
@@ -31,10 +33,21 @@ local function add_tensor(self, block, spec, at)
   return m:tensor(block, full, t.dtype, dims, to[1], to[2]), transposed
 end
 
+-- Entries of the weights of a part.
+local function entries_of(specs)
+  local n = 0
+  for _, spec in ipairs(specs) do
+    local each = 1
+    for _, d in ipairs(spec.dims) do each = each * d end
+    n = n + each
+  end
+  return n
+end
+
 -- One part of a layer (its trunk, one expert): where its tensors ended up. at: {prefix = of the names of tensors in the
 -- file, name = before those of the part, index and count where stored tensors hold one slice for each of so many}.
 local function add_part(self, block, at, specs)
-  local part = { block = block, prefix = at.name, tensor = {}, order = {} }
+  local part = { block = block, prefix = at.name, tensor = {}, order = {}, entries = entries_of(specs) }
   for _, spec in ipairs(specs) do
     local id, transposed = add_tensor(self, block, spec, at)
     part.tensor[spec.name] = {
@@ -56,22 +69,15 @@ local function expert_at(self, i, e, count, specs)
   return { prefix = specs[1].stored and self.family.prefix(i) or name, name = name, index = e, count = count }
 end
 
-local function bytes_of(self, at, specs)
-  local n = 0
-  for _, spec in ipairs(specs) do
-    local t, _, scales = find_tensor(self, spec, at)
-    n = n + (t.bytes + (scales and scales.bytes or 0)) // (spec.stored and at.count or 1)
-  end
-  return n
-end
-
 local function add_dense(self, i)
   local fam, c = self.family, self.config
   local block = self.manifest:block("layers." .. i, "layer")
   return { trunk = add_part(self, block, trunk_at(self, i), fam.tensors(c, i)) }
 end
 
--- Experts are grouped so that a group is about as large as the trunk; `group` overrides it.
+-- Experts are grouped so that one launch serves enough rows to fill a device, and a group is neither a large slot nor,
+-- packed, a large region to be expanded in: about four trunks, of GROUP_ENTRIES at most, unless a trunk has more.
+-- `group` overrides it.
 local function add_staged(self, i, group)
   local fam, c = self.family, self.config
   local mix_specs, expert_specs = fam.tensors(c, i), fam.expert_tensors(c, i)
@@ -80,8 +86,8 @@ local function add_staged(self, i, group)
   local layer = { groups = {}, experts = count }
   layer.trunk = add_part(self, mix, trunk_at(self, i), mix_specs)
   if not group then
-    local one = bytes_of(self, expert_at(self, i, 0, count, expert_specs), expert_specs)
-    group = math.max(1, bytes_of(self, trunk_at(self, i), mix_specs) // one)
+    local trunk = entries_of(mix_specs)
+    group = math.max(1, math.max(trunk, math.min(4 * trunk, GROUP_ENTRIES)) // entries_of(expert_specs))
   end
   for first = 0, count - 1, group do
     local n = math.min(group, count - first)
