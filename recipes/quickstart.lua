@@ -32,8 +32,8 @@ local cfg, given = args.parse(arg, {
   steps = { 140, "steps of LoRA, and of the same with every block resident", 1 },
   lr = { 1e-2, "their highest learning rate", 0, 1 },
   r = { 4, "rank of the adapters", 1 },
-  vram = { 23 << 19, "device pool of the streamed run: bytes, or a size such as 11.5MiB", 1 },
-  ram = { 19 << 19, "every other accounted byte of the streamed run", 1 },
+  vram = { 51 << 18, "device pool of the streamed run: bytes, or a size such as 12.75MiB", 1 },
+  ram = { 69 << 17, "every other accounted byte of the streamed run", 1 },
   seed = { 1, "of weights, order of the data and adapters" },
   threads = { 0, "compute threads; 0: all cores", 0, 1024 },
 }, "A model made, trained, finetuned from disk and checked, in about a minute: no download, no GPU.\nSettings:")

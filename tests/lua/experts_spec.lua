@@ -3,11 +3,13 @@
 -- scales; and files and configs that contradict each other, refused by name before a weight is read.
 package.path = "tests/support/?.lua;" .. package.path
 local bs = require "bs"
+local costs = require "bs.plan.costs"
 local family = require "bs.model.find_family"
 local generation = require "generation"
 local job = require "bs.job"
 local model = require "bs.model.model"
 local models = require "family_models"
+local program = require "bs.instance.program"
 local tiny = require "tiny"
 
 -- A small model in a folder; change(arrays, config) may alter what is written.
@@ -112,6 +114,21 @@ describe("packed experts", function()
         assert.equal(digest, other_digest)
         local experts = 3 * 4 * (128 * 32 + 32 * 64) -- values of 4 bytes, or of 4.25 bits
         assert.equal(bytes - experts * 4 + experts * 17 // 32, other_bytes)
+      end
+    end
+  end)
+
+  -- Forward, and twice more in the backward half; of 4 experts of 128 * 33 + 32 * 65 weights two per token.
+  it("are counted as the work of those that a token is routed to", function()
+    for _, at in ipairs { dir, plain } do
+      for _, group in ipairs { 1, 3 } do
+        local j <close> = job.new { model = at, group = group, micro_tokens = 32, micros = 2, trainable = "none" }
+        local sum, list = 0, program.train(j.model, 0)
+        for i, flops in ipairs((costs.flops(j.spec, list, 0, 10))) do
+          local kind = program.kind_name[list[i].kind]
+          if kind == "experts" or kind == "experts_backward" then sum = sum + flops end
+        end
+        assert.equal((2 + 6) * 10 * 3 * 2 * (128 * 33 + 32 * 65), sum)
       end
     end
   end)

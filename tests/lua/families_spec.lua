@@ -45,6 +45,10 @@ describe("the reference", function()
       local known, why = pcall(family.find, checkpoint.read_json(goldens .. "/" .. name .. "/config.json"))
       if not known then return pending(tostring(why)) end
       local want, log = parity(name, "gpu")
+      if not want and log:find("adapter_config.json: 'target_parameters'", 1, true) then
+        assert.is_nil(log:find("FAIL", 1, true), log)
+        return pending(name .. ": its adapter is refused")
+      end
       assert.is_truthy(want, log)
       for _, home in ipairs { "ram", "disk" } do
         local got

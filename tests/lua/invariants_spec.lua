@@ -47,7 +47,7 @@ local placements = {
   { home = "disk", dev_slots = 2, io = { engine = "pool", threads = 3, request_bytes = 4096 } },
   { home = "disk", io = { no_direct = true } },
   { home = "auto", vram = 700 * 1024 + workspace },
-  { home = "auto", vram = 700 * 1024 + workspace, ram = 6 * 1024 * 1024 },
+  { home = "auto", vram = 700 * 1024 + workspace, ram = 15 * 512 * 1024 },
   { home = "disk", threads = 1 }, { home = "gpu", threads = 1 },
   { home = "disk", keep = 0 }, { home = "ram", keep = 1, boundaries = "host" }, { home = "gpu", keep = 2 },
 }
@@ -195,7 +195,7 @@ describe("the plan", function()
   it("reads less when more is resident", function()
     local last
     for _, vram in ipairs { 620, 700, 800, 2000 } do
-      local j <close> = open { vram = vram * 1024 + workspace, ram = 6 * 1024 * 1024, dev_slots = 2, keep = 0 }
+      local j <close> = open { vram = vram * 1024 + workspace, ram = 15 * 512 * 1024, dev_slots = 2, keep = 0 }
       local link = j.instance.placement:bytes(true).link
       assert.is_true(last == nil or link <= last)
       last = link
