@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
 ** aio_pool.c: reads by a few threads that call pread. The owner hands requests over through a queue
-** under a mutex; finished ones come back on a list that only grows (owner takes all of it at once),
-** with a semaphore that wakes the owner. The way back has no lock, so that nothing but the list orders
-** a thread's writes before the owner's reads. Threads touch a request between the two, nothing else.
+** under a mutex, with a semaphore that wakes a thread: a condition variable of glibc may lose a wake-up
+** where several threads wait (its bug 25847), and the last request would stay unread. Finished ones come
+** back on a list that only grows (owner takes all of it at once), with a semaphore that wakes the owner.
+** The way back has no lock, so that nothing but the list orders a thread's writes before the owner's
+** reads. Threads touch a request between the two, nothing else.
 */
 #include "io/aio.h"
 
@@ -15,10 +17,9 @@
 #include <unistd.h>
 
 typedef struct pool {
-    pthread_mutex_t lock; /* guards head, tail, stop */
-    pthread_cond_t work;
+    pthread_mutex_t lock; /* guards head, tail */
+    sem_t work;           /* one post per request, and one for the end of each thread */
     bsi_request *head, **tail;
-    bool stop;
     _Atomic(bsi_request *)
         done;       /* newest first; threads push (release), the owner takes all (acquire) */
     sem_t finished; /* one post per push */
@@ -26,11 +27,12 @@ typedef struct pool {
     pthread_t thread[]; /* [n] */
 } pool;
 
+/* NULL: the pool closes. */
 static bsi_request *take(pool *p)
 {
+    while (sem_wait(&p->work) != 0) /* a signal */
+        ;
     pthread_mutex_lock(&p->lock);
-    while (!p->head && !p->stop)
-        pthread_cond_wait(&p->work, &p->lock);
     bsi_request *r = p->head;
     if (r && !(p->head = r->next))
         p->tail = &p->head;
@@ -63,8 +65,8 @@ static void pool_start(void *e, bsi_request *r)
     pthread_mutex_lock(&p->lock);
     *p->tail = r;
     p->tail = &r->next;
-    pthread_cond_signal(&p->work);
     pthread_mutex_unlock(&p->lock);
+    sem_post(&p->work);
 }
 
 static void pool_flush(void *e)
@@ -107,14 +109,12 @@ static void pool_wait(void *e, unsigned wait_us)
 static void pool_close(void *e)
 {
     pool *p = e;
-    pthread_mutex_lock(&p->lock);
-    p->stop = true;
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < p->n; i++)
+        sem_post(&p->work);
     for (int i = 0; i < p->n; i++)
         pthread_join(p->thread[i], NULL);
     sem_destroy(&p->finished);
-    pthread_cond_destroy(&p->work);
+    sem_destroy(&p->work);
     pthread_mutex_destroy(&p->lock);
     bsi_free(p);
 }
@@ -129,7 +129,7 @@ bs_status bsi_preads_open(int depth, int threads, const bsi_aio_engine **engine,
         return BS_NOMEM;
     p->tail = &p->head;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->work, NULL);
+    sem_init(&p->work, 0, 0);
     sem_init(&p->finished, 0, 0);
 
     int err = 0;
