@@ -187,7 +187,7 @@ local function open(extra)
   local settings = {
     model = cfg.model, family = cfg.family ~= "" and cfg.family or nil, ignore = cfg.ignore, check = "full",
     device = cfg.device, dtype = cfg.dtype, home = cfg.home,
-    dev_slots = cfg.dev_slots,
+    dev_slots = cfg.dev_slots, knobs = {},
     micro_tokens = math.max(total, rows.row_len[1] + n_greedy), logits = true,
   }
   for key, value in pairs(extra) do settings[key] = value end

@@ -53,7 +53,7 @@ typedef struct bs_scope_cfg {
     bool train;   /* dropout on */
     int64_t step; /* dropout counter */
     /* Instead of batch and micro: rows that were routed, [begin, begin + rows) in the order of experts; at most as many
-       as a micro-batch holds. */
+       as a piece of the routing. */
     const bs_routing *routing;
     int64_t begin, rows;
 } bs_scope_cfg;
